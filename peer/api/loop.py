@@ -30,7 +30,7 @@ from peer.api.config import OwnConfig, resolve, settings_of
 from peer.api.shared import of_swarm
 from peer.api.state import OwnState
 from peer.api.weights import optimizers_of, require_finite, require_same, require_trains, trained
-from peer.config.digest import digest
+from peer.config.digest import canonical
 from peer.errors import RunError, UserError
 from peer.outer.method import outer_method
 from peer.outer.slow_weights import SlowWeights
@@ -65,7 +65,7 @@ class OuterLoop:
             with resources.phase("join"):
                 connect(node, config.run)
             outer = outer_method(config.run, SlowWeights(named))
-            self._state = OwnState(outer, optimizers, digest(config.run), feedback=config.run.exchange.feedback)
+            self._state = OwnState(outer, optimizers, canonical(config.run), feedback=config.run.exchange.feedback)
             if state is not None:
                 self._state.load_state_dict(state)
             self._before = 0  # rounds that had ended when the last step began

@@ -10,6 +10,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from peer.config.digest import first_difference
 from peer.errors import UserError
 from peer.logs import get_logger
 from peer.outer.method import OuterMethod
@@ -32,13 +33,13 @@ class OwnSteps:
 
 
 class OwnState(OuterState):
-    """``config``: digest of the run. ``adopted``: a member's weights have replaced this peer's."""
+    """``run``: its canonical text (config/digest.py). ``adopted``: a member's weights have replaced this peer's."""
 
     def __init__(
-        self, outer: OuterMethod, optimizers: Sequence[torch.optim.Optimizer], config: str, *, feedback: bool = False
+        self, outer: OuterMethod, optimizers: Sequence[torch.optim.Optimizer], run: str, *, feedback: bool = False
     ) -> None:
         super().__init__(OwnSteps(), outer, feedback=feedback)
-        self._optimizers, self._config = optimizers, config
+        self._optimizers, self._run = optimizers, run
         self.adopted = False
         if outer.equal_replicas:  # peers with different initial weights first take the same ones
             self.counters.lineage = Lineage(self._fingerprint())
@@ -58,7 +59,7 @@ class OwnState(OuterState):
             counters = {**vars(self.counters), "lineage": list(self.counters.lineage)}
             return {
                 "version": STATE_VERSION,
-                "config": self._config,
+                "config": self._run,
                 "layout": self.outer.slow.layout(),
                 "step": self.inner.step,
                 "counters": counters,
@@ -84,8 +85,8 @@ class OwnState(OuterState):
     def _objection(self, saved: Mapping[str, Any]) -> str:
         if not isinstance(saved, Mapping) or saved.get("version") != STATE_VERSION or not saved.keys() >= SAVED:
             return "is none that OuterLoop.state_dict made, or of another version"
-        if saved["config"] != self._config:
-            return f"is of a run with the configuration digest {saved['config']}, this one has {self._config}"
+        if saved["config"] != self._run:
+            return f"is of another run: {first_difference(self._run, str(saved['config']))}"
         if saved["layout"] != self.outer.slow.layout():
             return "is of another model: names or shapes of its parameters differ"
         return "" if saved["counters"].keys() == vars(Counters()).keys() else "has other counters than this version"

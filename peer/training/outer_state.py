@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from peer.device.copies import Arriving
-from peer.exchange.average import copy_own
 from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo
+from peer.outer.opening import PartOpening
 from peer.rounds.contribution import Averaged, host_vector, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, State
 
@@ -56,7 +56,7 @@ class Counters:
     phase_steps_done: int = 0  # inner steps since the last boundary
     phase_tokens: int = 0  # this peer's own since the last boundary: the weight of its contribution
     boundary_step: int = 0  # the inner loop's step at the last boundary
-    pending: bool = False  # the outer step of the phase that ended there has not begun
+    unopened: int | None = None  # first element without the outer step of the phase that ended there; None: all have it
     lineage: Lineage = NO_ROUNDS  # the group rounds that changed the slow weights
     root: str = ""  # random id of the fresh weights; equal in swarms that have met
 
@@ -117,16 +117,18 @@ class OuterState(ABC):
         self.begin_phase()
 
     def settle(self) -> None:
-        """After a restore: take the outer step that was pending, in a group of this peer alone. Its swap was to begin
-        with the next inner step; a checkpoint cannot know whether a partner has this phase's change since.
+        """After a restore: the elements that had no outer step yet take it, in a group of this peer alone. A checkpoint
+        cannot know whether a partner has the phase's change since.
         """
-        if self.counters.pending:
-            assert isinstance(self.outer, NoLoCo), "only its swaps overlap"
-            mean = host_vector(self.outer.slow.numel)
-            copy_own(self.outer.contribution(), mean)
-            with self.outer.slow.changing:
-                self.outer.apply(mean)
-            self.counters.pending = False
+        first, numel = self.counters.unopened, self.outer.slow.numel
+        if first is None:
+            return
+        assert isinstance(self.outer, NoLoCo), "only its swaps overlap"
+        left = [(max(start, first), stop) for start, stop in parts(numel) if stop > first]
+        opening, opened = PartOpening(self.outer, left), 0
+        while opened < len(left):
+            opened += sum(1 for _ in opening.open(range(len(left)), self.inner.step, wait=True))
+        self.counters.unopened = None
 
     def begin_phase(self) -> None:
         """The next inner phase begins at the current step."""
@@ -139,7 +141,7 @@ class OuterState(ABC):
         """
         with self.outer.slow.changing:
             self._take_over(state)
-            self.counters.pending = False
+            self.counters.unopened = None
             self.forget()
             if self.kept is not None:
                 self.kept.zero_()  # of changes to other weights

@@ -72,7 +72,7 @@ class Overlapped(Boundary):
         self.judge()
         self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
         self.state.cross_boundary()
-        self.counters.pending = True
+        self.counters.unopened = 0
         return True
 
     def between_steps(self) -> None:
@@ -98,7 +98,7 @@ class Overlapped(Boundary):
         given up as soon as it can be; no other one begins before.
         """
         super().abandon()
-        self._ended, self.counters.pending = None, False
+        self._ended, self.counters.unopened = None, None
         if self._swap is None:
             return
         self._swap.abandoned = True
@@ -121,9 +121,8 @@ class Overlapped(Boundary):
 
     def _launch(self) -> None:
         ended, self._ended = self._ended, None
-        if ended is None or not self.counters.pending:  # a member's state has replaced that of the phase
+        if ended is None or self.counters.unopened is None:  # a member's state has replaced that of the phase
             return
-        self.counters.pending = False
         round, progress = self.counters.round - 1, self.context.progress
 
         after = ended.number if progress.phases > ended.number else None  # None: no inner steps run meanwhile
@@ -158,6 +157,7 @@ class Overlapped(Boundary):
                     swap.corrections.append((mailbox.parts[index][0], correction.bfloat16()))
                     swap.late.append(self.state.inner.step - swap.opening.steps[index])
                 for index, own, change in swap.opening.open(wanted, self.state.inner.step, wait=idle):
+                    self.counters.unopened = mailbox.parts[index][1] if index + 1 < len(mailbox.parts) else None
                     mailbox.put(index, OpenPart(own, change))
         if result is not None and not mailbox.unopened():
             self._swap = None

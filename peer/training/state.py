@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import nn
 
+from peer.config.digest import canonical, first_difference
+from peer.config.schema import RunConfig
 from peer.data.batches import BatchStream
 from peer.device.accelerator import random_state, set_random_state
 from peer.outer.method import OuterMethod
@@ -73,11 +76,17 @@ class PeerState(OuterState):
         """Why a checkpoint cannot be resumed; empty when it can."""
         if scalars["config"] != self._config:
             return (
-                f"is of a run with the configuration digest {scalars['config']}, this one has {self._config}; "
-                "choose another run.dir or peer.name, or set peer.checkpoint.resume: false to begin anew; "
-                f"to go on with its weights, {NEW_RUN_ADVICE}"
+                f"is of another run: {self._difference(scalars)}; choose another run.dir or peer.name, or "
+                f"set peer.checkpoint.resume: false to begin anew; to go on with its weights, {NEW_RUN_ADVICE}"
             )
         return ""
+
+    def _difference(self, scalars: dict[str, Any]) -> str:
+        try:
+            mine, theirs = (canonical(RunConfig.model_validate(it["run"])) for it in (self._origin, scalars["origin"]))
+        except (ValidationError, LookupError, TypeError):  # another version's
+            return f"its configuration has the digest {scalars['config']}, this one's {self._config}"
+        return first_difference(mine, theirs)
 
     def restore(self, saved: Saved) -> None:
         """Take over a checkpoint."""

@@ -233,7 +233,7 @@ def test_it_resumes_from_its_own_checkpoint(scene: Scene, tmp_path: Path) -> Non
     assert (row["round"], row["tokens"]) == (2, 2 * 32 * H)
     assert row["first_train_loss"] == float(first.detach())  # not from the discarded steps
     scene.addresses = ()  # alone: a member would have refused it before
-    with pytest.raises(UserError, match="configuration digest"):
+    with pytest.raises(UserError, match="is of another run: run"):
         scene.start(Program(), "other", state=saved, tag="another run")
 
 

@@ -28,6 +28,8 @@ from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 
+RUN = '{"inner_steps":20}'
+
 
 class Tied(nn.Module):
     """An embedding that is the output as well, a frozen layer, and one that is trained."""
@@ -269,13 +271,13 @@ def test_a_model_in_16_bits_loses_nothing_of_its_slow_weights() -> None:
 
 
 def test_a_state_comes_back_and_goes_through_torch_save(tmp_path: Path) -> None:
-    first = OwnState(outer(Tied()), (), "digest", feedback=True)
+    first = OwnState(outer(Tied()), (), RUN, feedback=True)
     first.inner.step = 12
     first.kept.normal_()  # type: ignore[union-attr]
     first.outer.momentum.normal_()  # type: ignore[union-attr]
     first.cross_boundary("mean", members=3)
     torch.save(first.state_dict(), tmp_path / "outer.pt")
-    second = OwnState(outer(Tied()), (), "digest", feedback=True)
+    second = OwnState(outer(Tied()), (), RUN, feedback=True)
     second.load_state_dict(torch.load(tmp_path / "outer.pt", weights_only=True))
     assert second.counters == first.counters and second.inner.step == 12
     for one, two in zip(first.saved_vectors().values(), second.saved_vectors().values(), strict=True):
@@ -285,22 +287,22 @@ def test_a_state_comes_back_and_goes_through_torch_save(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", [{"version": 1}, {}, [1], Tied().state_dict()])
 def test_what_is_no_state_is_refused(state: Any) -> None:
     with pytest.raises(UserError, match="is none that OuterLoop"):
-        OwnState(outer(Tied()), (), "digest").load_state_dict(state)
+        OwnState(outer(Tied()), (), RUN).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"config": "other"}, "configuration digest other, this one has digest"),
+        ({"config": '{"inner_steps":10}'}, "is of another run: run.inner_steps is 20 here and 10 there"),
         ({"layout": "other"}, "names or shapes"),
         ({"version": 99}, "another version"),
     ],
 )
 def test_a_state_of_something_else_is_refused(change: dict[str, Any], said: str) -> None:
-    state = OwnState(outer(Tied()), (), "digest")
+    state = OwnState(outer(Tied()), (), RUN)
     before = state.outer.slow.phi.clone()
     with pytest.raises(UserError, match=said):
-        state.load_state_dict({**OwnState(outer(Tied()), (), "digest").state_dict(), **change})
+        state.load_state_dict({**OwnState(outer(Tied()), (), RUN).state_dict(), **change})
     assert torch.equal(state.outer.slow.phi, before)
 
 
@@ -308,17 +310,17 @@ def test_equal_replicas_that_begin_with_other_weights_are_not_of_one_line() -> N
     def lineage(seed: int) -> str:
         torch.manual_seed(seed)
         method = DiLoCo(SlowWeights(trained(Tied())), DiLoCoConfig(name="diloco"))
-        return OwnState(method, (), "digest").counters.lineage.digest
+        return OwnState(method, (), RUN).counters.lineage.digest
 
     assert lineage(0) == lineage(0) != lineage(1)
 
 
 def test_adopting_a_members_weights_clears_the_users_optimizer() -> None:
-    donor, model = OwnState(outer(Tied()), (), "digest"), Tied()
+    donor, model = OwnState(outer(Tied()), (), RUN), Tied()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.arange(8)).sum().backward()
     optimizer.step()
-    state = OwnState(outer(model), (optimizer,), "digest")
+    state = OwnState(outer(model), (optimizer,), RUN)
     assert optimizer.state and not state.adopted
     before = model.layer.weight
     state.adopt(donor.snapshot())

@@ -40,17 +40,43 @@ def restarted(scene: Scene, folder: Path) -> tuple[PeerState, Saved]:
 def test_a_restart_takes_the_outer_step_that_was_pending(scene: Scene, tmp_path: Path) -> None:
     """The phase's change was given a second time: a partner had it, and it came on top of weights of hours later."""
     boundary = overlapped(scene, Exchange())
-    assert boundary.cross(scene.train()) and scene.state.counters.pending
+    assert boundary.cross(scene.train()) and scene.state.counters.unopened == 0
     again, _ = restarted(scene, tmp_path)
     boundary.between_steps()
     boundary.complete()  # alone
-    assert not (again.counters.pending or scene.state.counters.pending)
+    assert again.counters.unopened is scene.state.counters.unopened is None
     for mine, alone in zip(again.vectors(), scene.state.vectors(), strict=True):
         torch.testing.assert_close(mine, alone)
     assert torch.equal(theta(again), again.outer.slow.phi)
     member = other_state(scene)
     again.catch_up(member)
     assert torch.equal(theta(again), member.vectors[0])
+
+
+@pytest.mark.parametrize("opened", [0, 3, 26, 27])
+def test_a_restart_takes_the_outer_step_of_the_parts_that_were_not_open(
+    scene: Scene, opened: int, tmp_path: Path
+) -> None:
+    """While the swap ran nothing said that these parts had no outer step, so their change was given a second time.
+    :meth:`peer.OuterLoop.state_dict` at a boundary always came then.
+    """
+
+    class Some(Asking):
+        def parts_to_open(self, *, idle: bool = False) -> range:
+            return range(opened if not idle else len(self.parts))
+
+    boundary = overlapped(scene, Exchange(mailbox=Some))
+    assert boundary.cross(scene.train())
+    boundary.between_steps()
+    again, _ = restarted(scene, tmp_path)
+    assert (scene.state.counters.unopened is None) == (opened == 27)
+    boundary._advance(idle=True)
+    assert again.counters.unopened is scene.state.counters.unopened is None
+    for mine, alone in zip(again.vectors(), scene.state.vectors(), strict=True):
+        torch.testing.assert_close(mine, alone)
+    member = other_state(scene)
+    again.catch_up(member)
+    torch.testing.assert_close(theta(again), member.vectors[0])
 
 
 def test_moments_are_not_those_of_the_checkpoints_file(scene: Scene, tmp_path: Path) -> None:

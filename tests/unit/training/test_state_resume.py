@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from peer.config.schema import InnerConfig
+from peer.config.schema import InnerConfig, RunConfig
 from peer.data.prefetch import Prefetched
 from peer.outer.method import Local
 from peer.training.checkpoint import Checkpoints
@@ -114,6 +114,10 @@ def test_a_checkpoint_of_another_configuration_is_refused_with_advice_that_helps
     assert state.refusal({"config": "digest"}) == ""
     advice = "choose another run.dir or peer.name, or set peer.checkpoint.resume: false to begin anew"
     assert f"{advice}; to go on with its weights, export it" in state.refusal({"config": "other"})
+    assert "its configuration has the digest other, this one's digest" in state.refusal({"config": "other"})
+    state._origin = {"run": RunConfig(inner_steps=20, steps=60).model_dump(mode="json")}
+    other = {"config": "other", "origin": {"run": RunConfig(inner_steps=10, steps=60).model_dump(mode="json")}}
+    assert state.refusal(other).startswith("is of another run: run.inner_steps is 20 here and 10 there; choose")
 
 
 @pytest.mark.parametrize("inner", INNER, ids=["adamw", "muon"])
