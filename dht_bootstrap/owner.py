@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ValidationError
 
 from peer.errors import UserError
+from peer.files import replacing
 from peer.p2p import identity
 from peer.p2p.admission import invitation
 from peer.p2p.admission.dht_rules import Authority
@@ -49,12 +50,9 @@ class Book(BaseModel, extra="forbid"):
 
 def write_whole(path: Path, text: str, what: str = "", mode: int = 0o644) -> None:
     """Write the whole file or nothing. ``what`` begins the one line of a :class:`UserError`."""
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.unlink(missing_ok=True)
-        temporary.touch(mode=mode)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.rename(path)
+        with replacing(path, mode) as new:
+            new.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{what}{path}: {error.strerror}") from None
 

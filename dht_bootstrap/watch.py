@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections.abc import Mapping
@@ -25,6 +24,26 @@ STALE = 30.0  # seconds after which the last reading is too old
 SILENT_SECONDS = 3600.0  # after which members are lost although no other node says so
 
 
+class Silence:
+    """Have the other nodes fallen silent? Not before one has answered, and not where records still come: peers behind a
+    NAT are no nodes, and write theirs here.
+    """
+
+    def __init__(self) -> None:
+        self._answered = False  # a node has, and no record has come since the last answer
+        self._newest: float | None = None  # at the first look without an answer
+
+    def look(self, newest: float, *, alone: bool) -> bool:
+        """``newest``: when the newest record ends; ``alone``: no other node answers."""
+        if not alone:
+            self._answered, self._newest = True, None
+            return False
+        if self._newest is None:
+            self._newest = newest
+        self._answered = self._answered and newest <= self._newest
+        return self._answered
+
+
 class Watch:
     """What is known of all runs. A thread that reads or changes ``runs`` holds ``lock``."""
 
@@ -36,9 +55,7 @@ class Watch:
         self.read_seconds = 0.0
         self.connected = 0
         self._read_at: float | None = None  # monotonic
-        # Unix seconds: the end of the newest record when the other nodes fell silent. inf while they answer; -inf until
-        # one has, and where peers still write their records here.
-        self._newest = -math.inf
+        self._silence = Silence()
         self._error = "the directory was not read yet"
 
     @property
@@ -98,19 +115,10 @@ class Watch:
             self.reads["ok"] += 1
 
     def _cut_off(self, found: Mapping[str, Mapping[str, Entry]], *, alone: bool) -> bool:
-        """Members are missing that have not left, no other node answers any more, and no record has come since.
-
-        Peers behind a NAT are no nodes, and write their records here.
-        """
+        """Members are missing that have not left, and the other nodes have fallen silent."""
         newest = max((it.expires for entries in found.values() for it in entries.values()), default=0.0)
-        if not alone:
-            self._newest = math.inf
-        elif self._newest == math.inf:
-            self._newest = newest
-        elif newest > self._newest:
-            self._newest = -math.inf
+        silent = self._silence.look(newest, alone=alone)
         missing = any(run.live().keys() - found.get(name, {}).keys() for name, run in self.runs.items())
-        silent = alone and self._newest > -math.inf
         return silent and missing and (self.read_age or 0.0) < SILENT_SECONDS
 
     async def tell_of_ended(self, stream: Stream) -> None:

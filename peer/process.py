@@ -1,7 +1,8 @@
-"""SIGINT, SIGTERM and SIGHUP: the first signal requests a stop, a second one that is not SIGHUP ends the process.
+"""What ends or pauses a process: signals, the end of its parent, and requests that any thread may read.
 
-Before the loop runs the first signal raises ``KeyboardInterrupt``. In a command without a loop every signal does. It is
-never raised within an import.
+The first SIGINT, SIGTERM or SIGHUP requests a stop, a second one that is not SIGHUP ends the process. Before the loop
+runs the first signal raises ``KeyboardInterrupt``. In a command without a loop every signal does. It is never raised
+within an import.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from peer import clock
 from peer.logs import get_logger
 from peer.rounds.progress import Progress
 
@@ -113,7 +116,26 @@ class Pause:
     """
 
     def __init__(self) -> None:
-        self.requested = self.resting = False
+        self.requested = False
+        self._rests: tuple[float, float | None] = 0.0, None  # seconds of those that ended; when the current one began
+
+    @contextmanager
+    def rest(self) -> Iterator[None]:
+        """The training thread rests. After an error it rests for ever: this peer meets nobody any more."""
+        before, began = self.seconds, clock.monotonic()
+        self._rests = before, began
+        yield
+        self._rests = before + clock.monotonic() - began, None
+
+    @property
+    def resting(self) -> bool:
+        return self._rests[1] is not None
+
+    @property
+    def seconds(self) -> float:
+        """Of all rests so far, with the current one."""
+        before, began = self._rests
+        return before if began is None else before + clock.monotonic() - began
 
     @property
     def active(self) -> bool:

@@ -23,6 +23,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from peer import logs
 from peer.api.loop import OuterLoop
 from peer.errors import one_line
+from peer.files import replacing
 
 log = logs.get_logger("huggingface")
 OUTER_FILE = "outer.pt"  # in each of the trainer's checkpoints
@@ -119,10 +120,8 @@ class OuterLoopCallback(TrainerCallback):
         """The trainer has written a checkpoint: add the peer's state."""
         assert self.outer is not None
         said = {"training": self._training, "step": state.global_step, "outer": self.outer.state_dict()}
-        file = _file(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-        temporary = file.with_suffix(".tmp")
-        torch.save(said, temporary)
-        temporary.replace(file)  # a kill leaves a whole file or none
+        with replacing(_file(Path(args.output_dir) / f"checkpoint-{state.global_step}")) as new:
+            torch.save(said, new)
         self._leave_at_the_end(state, control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 from hivemind.p2p import P2P, PeerID
 
 from peer.errors import UserError
+from peer.files import replacing
 
 INLINE = 42  # bytes of a public key that is its own id
 
@@ -18,7 +18,8 @@ def load_or_create(path: Path) -> str:
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            _create(path)
+            with replacing(path, 0o600) as new:  # with half a key no later start would succeed
+                P2P.generate_identity(str(new))
         data = path.read_bytes()
     except OSError as error:
         raise UserError(
@@ -31,17 +32,6 @@ def load_or_create(path: Path) -> str:
         raise UserError(
             f"identity file {path}: not a key; restore it from a backup, or delete it to become a new peer"
         ) from None
-
-
-def _create(path: Path) -> None:
-    """The whole file or none: with half a key no later start would succeed. Nobody else may read it at any time."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.touch(mode=0o600)
-        P2P.generate_identity(str(temporary))
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def id_of(public: bytes) -> str:

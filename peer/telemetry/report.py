@@ -4,16 +4,15 @@ series, log lines, and its part of the member record.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from peer import __version__, clock
 from peer.logs import fields, get_logger
+from peer.process import Pause
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome, Reason
@@ -50,23 +49,36 @@ class RoundReport:
     members: int
 
 
+class Moment(NamedTuple):
+    """By both clocks. ``rested``: seconds of all pauses until then."""
+
+    unix: float
+    monotonic: float
+    rested: float
+
+    def until(self, now: Moment) -> float:
+        """Seconds, without the pauses between."""
+        return now.monotonic - self.monotonic - (now.rested - self.rested)
+
+
 class Reporter:
     """Appends to the files in ``folder``; a resumed peer continues them. ``recent``: the last of the ``count`` rounds
-    of this process.
+    of this process. ``pause``: its seconds do not count as time since the last merge and the last checkpoint.
 
     The training thread reports. The network thread reads :meth:`status`, so its fields are replaced as a whole.
     """
 
-    def __init__(self, folder: Path, metrics: Metrics, trackers: Trackers | None = None) -> None:
+    def __init__(
+        self, folder: Path, metrics: Metrics, trackers: Trackers | None = None, pause: Pause | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._metrics, self._trackers = metrics, trackers or Trackers()
         self._status = Report(version=__version__[:24])
-        self._merged_at: float | None = None
-        self._stands_at: float | None = None  # monotonic time at which a pause began
-        self._moved_at: float | None = None  # in a pause: until when it has moved the two gauges; under the lock
-        self._lock = threading.Lock()
-        metrics.refresh.append(self._move)
-        self._saved = False
+        self._pause = pause or Pause()
+        self._merged: Moment | None = None  # the last merge
+        self._saved: Moment | None = None  # the last checkpoint
+        metrics["last_merge_timestamp_seconds"].set_function(lambda: self._unix(self._merged))
+        metrics["last_checkpoint_timestamp_seconds"].set_function(lambda: self._unix(self._saved))
         self._refused: Counter[str] = Counter()
         self._rounds, self._evals = RowWriter(folder / ROUNDS), RowWriter(folder / EVALS)
         self._reported = self.reached()
@@ -135,12 +147,11 @@ class Reporter:
             metrics["exchange_duration_seconds"].observe(averaged.seconds)
         if averaged.outcome is Outcome.MERGED:
             partners = tuple(name[:64] for name in averaged.partners[:PARTNERS_SHOWN])
-            self._merged_at = clock.monotonic()
+            self._merged = self._now()
             self._note(partners=partners, merges=self._status.merges + 1)
             if averaged.distance is not None:
                 metrics["pair_distance"].set(averaged.distance)
             metrics["staleness_steps"].set(averaged.staleness)
-            metrics["last_merge_timestamp_seconds"].set(clock.unix())
         elif averaged.reason is not None:
             self._refused = self._refused + Counter(averaged.partners[:1])
 
@@ -165,12 +176,12 @@ class Reporter:
 
         Call it from any thread.
         """
-        merged_at, now_at = self._merged_at, self._stands_at or clock.monotonic()
+        merged = self._merged
         now = {
             "seconds": round(running(totals), 2),
             "idle_seconds": round(sum(totals[phase] for phase in IDLE_PHASES), 2),
             "members": members,
-            "merged_ago": None if merged_at is None else round(now_at - merged_at, 1),
+            "merged_ago": round(merged.until(self._now()), 1) if merged else None,
             "refused": tuple((name[:64], count) for name, count in self._refused.most_common(REFUSED_SHOWN)),
         }
         return self._status.model_copy(update=now)
@@ -178,34 +189,16 @@ class Reporter:
     def _note(self, **values: Any) -> None:
         self._status = self._status.model_copy(update=values)
 
-    @contextmanager
-    def standstill(self) -> Iterator[None]:
-        """A pause: the times since the last merge and since the last checkpoint stand still."""
-        began = self._moved_at = self._stands_at = clock.monotonic()
-        try:
-            yield
-        finally:
-            self._move(last=True)
-            paused, self._stands_at = clock.monotonic() - began, None
-            if self._merged_at is not None:
-                self._merged_at += paused
+    def _now(self) -> Moment:
+        return Moment(clock.unix(), clock.monotonic(), self._pause.seconds)
 
-    def _move(self, *, last: bool = False) -> None:
-        """In a pause, before each scrape and at the end: the gauges of the last merge and checkpoint move with time."""
-        with self._lock:
-            if self._moved_at is None:
-                return
-            now = clock.monotonic()
-            seconds, self._moved_at = now - self._moved_at, None if last else now
-            if self._merged_at is not None:
-                self._metrics["last_merge_timestamp_seconds"].inc(seconds)
-            if self._saved:
-                self._metrics["last_checkpoint_timestamp_seconds"].inc(seconds)
+    def _unix(self, moment: Moment | None) -> float:
+        """Unix time of it, later by the pauses since; 0 before the first one."""
+        return moment.unix + self._pause.seconds - moment.rested if moment else 0.0
 
     def saved(self) -> None:
         """A checkpoint was written."""
-        self._saved = True
-        self._metrics["last_checkpoint_timestamp_seconds"].set(clock.unix())
+        self._saved = self._now()
 
     def close(self) -> None:
         """Close the trackers."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from peer.files import replacing
 from peer.logs import get_logger
 
 log = get_logger("run_log")
@@ -84,17 +84,14 @@ class RowWriter:
 
     def keep(self, wanted: Callable[[Row], bool]) -> None:
         """Remove the other rows, or none of them if the disk has an error."""
-        temporary = self.path.with_suffix(".tmp")
         try:
             with self.path.open("rb") as file:  # not read_rows: one that cannot be read is not empty
                 rows = [row for line in file if (row := _parsed(line)) is not None]
             kept = [json.dumps(row) + "\n" for row in rows if wanted(row)]
-            temporary.write_text("".join(kept), encoding="utf-8")
-            temporary.replace(self.path)
+            with replacing(self.path) as new:
+                new.write_text("".join(kept), encoding="utf-8")
         except OSError as error:
             log.warning("%s: no row is removed, training continues: %s", self.path, error.strerror)
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
 
 def _is_cut(file: BinaryIO) -> bool:

@@ -59,7 +59,7 @@ class Membership:
         self.phase_length = PhaseLength(run, total, state, resources.context.progress)
         self._stack = ExitStack()
         tracked = trackers.start(own.trackers, folder.path, run=run.name, peer=folder.name, peer_id=resources.peer_id)
-        self.reporter = Reporter(folder.path, resources.metrics, tracked)
+        self.reporter = Reporter(folder.path, resources.metrics, tracked, resources.context.pause)
         self._stack.callback(self.reporter.close)
         layout = xxhash.xxh3_128_hexdigest(slow.layout().encode())
         self.node = node

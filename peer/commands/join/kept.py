@@ -6,13 +6,13 @@ It is a file for ``--config`` too, with the addresses by which the swarm was joi
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from peer.config.digest import digest_of
 from peer.config.received import LARGEST_TEXT
 from peer.errors import UserError
+from peer.files import replacing
 from peer.p2p.addresses import owner_of
 from peer.swarm.configuration import OfferedRun
 
@@ -22,12 +22,11 @@ JOINED = "joined"
 def keep(run_dir: Path, offer: OfferedRun, initial_peers: Sequence[str]) -> None:
     """Write it. Raises :class:`UserError`."""
     path = run_dir / JOINED / f"{offer.name}.json"
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")  # another peer of this machine may join at the same time
     body = {"run": json.loads(offer.text), "peer": {"initial_peers": list(initial_peers)}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        with replacing(path) as new:  # another peer of this machine may join at the same time
+            new.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"run.dir: cannot write to {path.parent}: {error.strerror}") from None
 

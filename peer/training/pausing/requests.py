@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from peer import clock
 from peer.config.fields import Hours, minutes_of
+from peer.files import replacing
 from peer.logs import get_logger
 from peer.process import Pause
 
@@ -87,9 +88,9 @@ def ask(folder: Path, request: Request, seconds: float) -> bool:
 
     Raises ``OSError`` when the folder cannot be written.
     """
-    file, temporary = folder / REQUEST, folder / f"{REQUEST}.tmp"
-    temporary.write_text(request, encoding="ascii")
-    temporary.replace(file)
+    file = folder / REQUEST
+    with replacing(file) as new:
+        new.write_text(request, encoding="ascii")
     for _ in range(round(seconds / REQUEST_PERIOD)):
         clock.sleep(REQUEST_PERIOD)
         if not file.exists():

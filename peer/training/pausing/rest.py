@@ -40,15 +40,13 @@ class Rest:
         if not pause.requested or stop.requested:
             return not stop.requested
         log.info("paused: %s", fields(step=self._state.inner.step, round=self._state.counters.round))
-        pause.resting = True
-        self._context.progress.suspend()
-        with self._phase("paused"), self._member.reporter.standstill():
+        with pause.rest(), self._phase("paused"):
+            self._context.progress.suspend()
             self._free()
             self._member.presence.announce()
             self._wait(saved)
             while not stop.requested and not self._back():
                 self._wait(saved, TRY_AGAIN)
-        pause.resting = False
         if not stop.requested:
             log.info("resumed: %s", fields(step=self._state.inner.step, round=self._state.counters.round))
             self._member.presence.announce()

@@ -12,10 +12,28 @@ import pytest
 
 from dht_bootstrap import watch as watching
 from dht_bootstrap.history import RunHistory
-from dht_bootstrap.watch import SILENT_SECONDS, Watch
+from dht_bootstrap.watch import SILENT_SECONDS, Silence, Watch
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME
 from tests.unit.parts import member_record
+
+
+@pytest.mark.parametrize(
+    ("looks", "silent"),
+    [
+        ([None, 5.0, 5.0, 4.0, 0.0], [False, True, True, True, True]),
+        ([0.0, 0.0, 5.0, 5.0], [False] * 4),  # none has ever answered
+        ([None, 5.0, 6.0, 6.0, 0.0], [False, True, False, False, False]),  # peers behind a NAT write here
+        ([None, 5.0, 6.0, None, 6.0, 6.0], [False, True, False, False, True, True]),
+        ([None, 5.0, None, 7.0, 6.0], [False, True, False, True, True]),
+    ],
+)
+def test_the_others_are_silent_when_none_answers_any_more_and_no_record_comes(
+    looks: list[float | None], silent: list[bool]
+) -> None:
+    """Each look: when the newest record ends; ``None``: another node answers."""
+    silence = Silence()
+    assert [silence.look(newest or 0.0, alone=newest is not None) for newest in looks] == silent
 
 
 class Scene:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
-from peer import clock
+from peer import clock, process
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome, Reason
@@ -184,8 +186,8 @@ def test_a_peer_that_comes_back_knows_how_far_it_was(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("virtual")
 def test_in_a_pause_the_time_since_the_last_merge_and_checkpoint_stands_still(tmp_path: Path) -> None:
     """The gauges stood until its end, and a peer that came back to its swarm seemed to have saved nothing all night."""
-    metrics = Metrics()
-    reporter = Reporter(tmp_path, metrics)
+    metrics, pause = Metrics(), process.Pause()
+    reporter = Reporter(tmp_path, metrics, pause=pause)
 
     def since_merge() -> float | None:
         return reporter.status(dict.fromkeys(PHASES, 0.0), 2).merged_ago
@@ -193,16 +195,41 @@ def test_in_a_pause_the_time_since_the_last_merge_and_checkpoint_stands_still(tm
     def since(series: str) -> float:
         return clock.unix() - float(metrics.registry.get_sample_value(f"noloco_last_{series}_timestamp_seconds") or 0)
 
-    with reporter.standstill():
+    with pause.rest():
         clock.sleep(5.0)
     assert since_merge() is None
     reporter.round(round_report(1))
     reporter.saved()
     clock.sleep(10.0)
-    with reporter.standstill():
+    with pause.rest():
         clock.sleep(3600.0)
         assert since_merge() == since("merge") == since("checkpoint") == pytest.approx(10.0)
         clock.sleep(60.0)  # it takes the state of a member
     clock.sleep(1.0)
     assert since_merge() == pytest.approx(11.0)
     assert since("merge") == since("checkpoint") == pytest.approx(11.0)
+
+
+@pytest.mark.usefixtures("virtual")
+def test_each_border_of_a_pause_is_one_moment_to_the_thread_that_reads(tmp_path: Path) -> None:
+    """Between two assignments the whole pause was told as time since the last merge."""
+    pause, told = process.Pause(), list[float | None]()
+    reporter = Reporter(tmp_path, Metrics(), pause=pause)
+
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        """At each instruction of the pause."""
+        if frame.f_code.co_filename != process.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        told.append(reporter.status(dict.fromkeys(PHASES, 0.0), 2).merged_ago)
+        return look
+
+    reporter.round(round_report(1))
+    clock.sleep(10.0)
+    sys.settrace(look)
+    try:
+        with pause.rest():
+            clock.sleep(3600.0)
+    finally:
+        sys.settrace(None)
+    assert len(told) > 20 and set(told) == {10.0}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from peer import clock
 from peer.errors import RunError, UserError
 from peer.process import LoopContext
 from peer.training.pausing.rest import TRY_AGAIN, Rest
@@ -31,9 +29,7 @@ class Peer:
         resources = SimpleNamespace(
             context=self.context, device=device, phase=lambda name: nullcontext(), folder=folder
         )
-        self.rested = 0.0
-        reporter = SimpleNamespace(standstill=self.standstill)
-        member: Any = SimpleNamespace(resources=resources, presence=self, reporter=reporter, rejoin=self.rejoin)
+        member: Any = SimpleNamespace(resources=resources, presence=self, rejoin=self.rejoin)
         self.rest = Rest(member, self)  # type: ignore[arg-type]
 
     @property
@@ -43,11 +39,10 @@ class Peer:
     def note(self, what: str) -> None:
         self.done.append(what)
 
-    @contextmanager
-    def standstill(self) -> Iterator[None]:
-        began = clock.monotonic()
-        yield
-        self.rested = clock.monotonic() - began
+    @property
+    def rested(self) -> float:
+        """Seconds, as the reporter counts them."""
+        return self.context.pause.seconds
 
     def announce(self) -> None:
         self.note("announces that it is paused" if self.context.pause.active else "announces that it trains")
@@ -123,6 +118,7 @@ def test_a_network_that_fails_ends_the_peer_and_says_whether_its_state_is_saved(
     words = "is saved, start again" if saved else "is not saved in runs/a; free some space"
     with pytest.raises(RunError, match=f"p2pd has ended; the state {words}"):
         paused(peer, 60.0, lambda: setattr(peer, "network", "p2pd has ended"), saved=saved)
+    assert peer.context.pause.resting, "it accepts no meeting any more"
 
 
 def test_without_a_request_training_goes_on_and_after_a_stop_it_does_not() -> None:

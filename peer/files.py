@@ -1,0 +1,25 @@
+"""Writes a whole file or none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """A new file beside ``path``, which takes its place at the end. After an error or a kill ``path`` is as before.
+
+    ``mode``: its rights before anything is written, less the umask. One thread at a time may replace a ``path``.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # another process may replace it at the same time
+    try:
+        new.unlink(missing_ok=True)  # a killed process of the same id may have left one that others can read
+        new.touch(mode, exist_ok=False)
+        yield new
+        new.replace(path)
+    finally:
+        with suppress(OSError):  # it has moved, or an error of the disk is already on its way
+            new.unlink()
