@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -64,7 +66,8 @@ class OuterLoopCallback(TrainerCallback):
     trainer's count (``include_num_input_tokens_seen``), or else its number of sequences. ``checkpoint``: the folder to
     resume from, when it has been moved since.
 
-    The trainer's checkpoints hold the peer's state too. Training ends after the run's ``steps``. The loss of each step
+    The trainer's checkpoints hold the peer's state too. Training ends after the run's ``steps``. A newcomer's learning
+    rate is that of the swarm's step: give each trainer the same schedule over the run's steps. The loss of each step
     is read of the model's output, so that a merge that does harm is undone. Where the model has none, is compiled by
     the trainer or runs on several GPUs, it is that of the trainer's log lines, which come too seldom for that.
     """
@@ -96,12 +99,14 @@ class OuterLoopCallback(TrainerCallback):
         self.outer = OuterLoop.start(parts["model"], optimizer=parts["optimizer"], **settings)
         self._losses.active = not args.torch_compile and args.n_gpu <= 1
         self._hook = parts["model"].register_forward_hook(self._losses, with_kwargs=True)
+        _advance(parts.get("lr_scheduler"), self.outer.swarm_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """The optimizer has made a step."""
         assert self.outer is not None
         loss, logged, self._logged = self._losses.take(), self._logged, None
         self.outer.step(tokens=self._step_tokens(args, state), loss=logged if loss is None else loss)
+        _advance(parts.get("lr_scheduler"), self.outer.swarm_step)
         if self.outer.done:
             control.should_training_stop = True
 
@@ -172,6 +177,17 @@ class OuterLoopCallback(TrainerCallback):
             return self._tokens
         before, self._seen = self._seen, int(state.num_input_tokens_seen)
         return self._seen - before or args.train_batch_size * args.gradient_accumulation_steps
+
+
+def _advance(scheduler: Any, step: int) -> None:
+    """To the swarm's step, where its rate depends on steps alone: near the swarm's end a newcomer would train with the
+    rate of a beginner.
+    """
+    scheduler = getattr(scheduler, "scheduler", scheduler)  # accelerate wraps it
+    if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+        with warnings.catch_warnings(action="ignore"):  # that the optimizer made no step of its own before
+            while scheduler.last_epoch < step:
+                scheduler.step()
 
 
 def _file(checkpoint: Path) -> Path:

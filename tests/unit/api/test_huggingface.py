@@ -24,7 +24,7 @@ class Member:
     """A callback with a peer that notes what it is told."""
 
     def __init__(self) -> None:
-        self.callback, self.outer = OuterLoopCallback(run="a", tokens=1), Mock(done=False)
+        self.callback, self.outer = OuterLoopCallback(run="a", tokens=1), Mock(done=False, swarm_step=0)
         self.callback.outer = self.outer
         self.control = TrainerControl()
 
@@ -71,6 +71,23 @@ def test_the_loss_of_a_step_is_that_of_its_batches(keywords: dict[str, Any], los
     assert member.step(1) == loss
     hook(model.train(), (), keywords, (torch.ones(1),))
     assert member.step(2) is None
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_newcomers_learning_rate_is_that_of_the_swarms_step(wrapped: bool) -> None:
+    """It trained by its own schedule: at the swarm's end 3,000 times the others' rate."""
+    member, optimizer = Member(), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    schedule: Any = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 100)
+    parts: Any = {"lr_scheduler": SimpleNamespace(scheduler=schedule) if wrapped else schedule}
+    for step in (80, 81, 83):
+        member.outer.swarm_step = step
+        member.callback.on_step_end(NOTHING, TrainerState(global_step=1, max_steps=100), member.control, **parts)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(1 - step / 100)
+    member.outer.swarm_step = 10  # its own steps are further
+    member.callback.on_step_end(NOTHING, TrainerState(global_step=2, max_steps=100), member.control, **parts)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.17)
+    by_loss: Any = {"lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)}
+    member.callback.on_step_end(NOTHING, TrainerState(global_step=3, max_steps=100), member.control, **by_loss)
 
 
 def test_a_model_with_the_hook_can_be_copied_and_pickled() -> None:
