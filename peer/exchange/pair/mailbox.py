@@ -2,9 +2,9 @@
 
 The training thread *opens* a part: it takes the outer step with a group of one and puts its own contribution here. The
 network thread sends it, receives the partner's and puts the correction here. About as many parts are open at a time as
-arrive within two inner steps. So a part is late by a step or two, and not by the transfer time of the whole tensor.
-That keeps an overlapped swap as good as a blocking one (peer/exchange/README.md). An open part takes twice its own
-memory, so at most an eighth of a large model is open.
+arrive within two inner steps (opening_pace.py). So a part is late by a step or two, and not by the transfer time of the
+whole tensor. That keeps an overlapped swap as good as a blocking one (peer/exchange/README.md). An open part takes
+twice its own memory, so at most an eighth of a large model is open.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from peer import clock
 from peer.exchange.codec import BLOCK
+from peer.exchange.pair.opening_pace import OpeningPace
 from peer.rounds.contribution import PART, Averaged, most_open
 
 LEAST_PARTS = 64  # where the model has that many blocks
-LEAST_OPEN = 2  # parts open at once
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def overlapped_parts(numel: int) -> list[tuple[int, int]]:
 
 class SwapMailbox:
     """One swap. ``learn``: gets the start and the change of each part before the part is sent or received.
-    ``usual``: parts that have landed in an inner step of the last swap; 0 without one.
+    ``usual``: as in :class:`OpeningPace`.
     """
 
     def __init__(
@@ -52,9 +52,8 @@ class SwapMailbox:
         usual: int = 0,
     ) -> None:
         self.parts = overlapped_parts(numel)
-        self._most = most_open(len(self.parts))
+        self.opening_pace = OpeningPace(most_open(len(self.parts)), usual)
         self.received_parts = self._sent_parts = 0
-        self._usual, self._steps = usual, 0  # inner steps of this swap
         self._loop, self._wake, self._learn = loop, asyncio.Event(), learn
         self._waking = False  # the network thread will look at the open parts
         self._changed = clock.event()
@@ -63,7 +62,6 @@ class SwapMailbox:
         self._count = 0  # parts opened
         self._corrections: deque[tuple[int, Tensor]] = deque()
         self._held: list[tuple[int, Tensor]] = []  # received, and not to be used yet
-        self._received_before = 0
         self._result: Averaged | BaseException | None = None
 
     # -- training thread
@@ -73,20 +71,11 @@ class SwapMailbox:
         taken. When the swap has ended the rest is opened too, some parts in each step: all at once take seconds.
         """
         if self._result is not None:
-            return self.unopened()[: self._most]
+            return self.unopened()[: self.opening_pace.most]
         if self._close is None:
             return range(0)
-        free = self._most - (self._count - min(self.received_parts, self._sent_parts))
-        if not idle:
-            landed = self.received_parts - self._received_before if self._steps else self._usual
-            self._received_before, self._steps = self.received_parts, self._steps + 1
-            free = min(free, max(LEAST_OPEN, 2 * landed + 1) - (self._count - self.received_parts))
-        return self.unopened()[: max(0, free)]
-
-    @property
-    def landing(self) -> int:
-        """Parts that have landed in an inner step, for the next swap."""
-        return self._received_before // self._steps if self._steps else self._usual
+        free = self.opening_pace.free(self._count, self.received_parts, self._sent_parts, idle=idle)
+        return self.unopened()[:free]
 
     def unopened(self) -> range:
         """Parts that are not open yet."""

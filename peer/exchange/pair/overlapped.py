@@ -21,6 +21,7 @@ from torch import Tensor
 from peer import clock
 from peer.exchange.codec import size
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
+from peer.exchange.pair.opening_pace import OpeningPace
 from peer.exchange.pair.protocol import PairProtocol, Transfer
 from peer.exchange.pair.wire import Unusable
 from peer.p2p.payload import receive_parts
@@ -35,12 +36,13 @@ class OverlappedPairExchange(PairProtocol):
 
     def __post_init__(self) -> None:
         self._helper = clock.worker("swap")
-        self._landing = 0  # parts of the last swap in an inner step
+        self._opening_pace = OpeningPace(most=0)  # of the last swap; before the first one, one of no parts
 
     def start(self, pace: float, meet: Callable[[], Group]) -> SwapMailbox:
         """``meet`` finds the partner, on the helper thread; ``pace``: seconds of an inner step."""
         learn = self._codec.learn if self._codec.begin() else None
-        mailbox = SwapMailbox(self._numel, self._network.loop, learn, self._landing)
+        mailbox = SwapMailbox(self._numel, self._network.loop, learn, self._opening_pace.landing)
+        self._opening_pace = mailbox.opening_pace
         self._helper.submit(contextvars.copy_context().run, self._run, mailbox, pace, meet)
         return mailbox
 
@@ -60,7 +62,6 @@ class OverlappedPairExchange(PairProtocol):
             if averaged.outcome is not Outcome.MERGED and mailbox.used_parts:
                 parts = f"after {mailbox.used_parts} of {len(mailbox.parts)} parts"
                 averaged = replace(averaged, detail=f"{averaged.detail} ({parts})")
-            self._landing = mailbox.landing
             mailbox.finish(averaged)
         except BaseException as error:  # noqa: BLE001 - the training thread raises it
             mailbox.finish(error)

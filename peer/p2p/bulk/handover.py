@@ -51,7 +51,7 @@ class Handover:
     async def until(self, condition: Callable[[], bool]) -> None:
         """On the event loop, until ``condition``. Raises the error with which it has ended before.
 
-        The transfer's watch (transfer.py) is the deadline: it ends it when its connections are lost.
+        The deadline is offer.py's: ``_Dialler.keep`` and ``_watch`` end the transfer when its connections are lost.
         """
         while True:
             self._told.clear()

@@ -28,10 +28,6 @@ UNSENT = 256 * 1024  # bytes that the system holds of a connection, besides thos
 CONGESTION = b"bbr"  # where the system allows it
 
 
-class WrongCertificate(OSError):
-    """The other side holds another certificate than the one it has sent."""
-
-
 class Credentials:
     """This process' key. ``certificate``: DER."""
 
@@ -68,7 +64,7 @@ async def handshake(sock: socket.socket, context: ssl.SSLContext, theirs: bytes,
     try:
         await ready(secure, secure.do_handshake)
         if secure.getpeercert(binary_form=True) != theirs:
-            raise WrongCertificate("it has another certificate")
+            raise ConnectionRefusedError("it has another certificate")
     except BaseException:
         secure.close()
         raise

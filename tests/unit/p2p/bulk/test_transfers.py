@@ -12,7 +12,7 @@ from peer import clock
 from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.bulk import offer
 from peer.p2p.bulk.connection import BulkConnection
-from peer.p2p.bulk.receiving import window
+from peer.p2p.bulk.payload_parts import window
 from peer.p2p.bulk.transfer import Role
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, receive_parts, send_parts
 from peer.p2p.stream import StreamLost
