@@ -1,7 +1,11 @@
-"""The average of sparse contributions: they are small, so every member sends its own to every other one."""
+"""The average of sparse contributions: they are small, so every member sends its own to every other one.
+
+Then it sends digests of all that it has: who sent different contributions to different members is found (shown.py).
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,11 +16,12 @@ from peer.exchange.average import mean_of_senders
 from peer.exchange.codec import COEFFICIENT_BYTES, pack, unpack
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
+from peer.exchange.group.shown import HELD_WORDS, digest_of, digest_table, held_apart
 from peer.exchange.group.sketch import factors
 from peer.exchange.group.streams import Carried, GroupStreams
 from peer.p2p.deadline import together
 from peer.p2p.payload import fp32_parts, receive_fp32
-from peer.rounds.contribution import SparseContribution, Vector
+from peer.rounds.contribution import SparseContribution, Vector, host_vector
 
 
 class AllGatherExchange(GroupProtocol[SparseContribution]):
@@ -29,17 +34,23 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
         mean_of_senders([contribution], self._buffer)
 
     def _carries(self, members: int) -> Carried:
-        return Carried(1, COEFFICIENT_BYTES * self._numel)
+        return Carried(2, COEFFICIENT_BYTES * self._numel + 4 * HELD_WORDS * members)
 
     async def _combine(self, own: SparseContribution, streams: GroupStreams) -> None:
-        packed, stall = pack(own), self._settings.stall
-        order = turns(packed.nbytes)
+        packed, stall, me = pack(own), self._settings.stall, streams.assembly.me
+        count = len(streams.assembly.seats)
+        order, table = turns(packed.nbytes), host_vector(count * HELD_WORDS)
+        digests, all_here = {me: digest_of(packed)}, asyncio.Event()
 
         async def swap(place: int) -> SparseContribution:
-            stream = streams.flow(place, packed.nbytes)
+            stream = streams.flow(place, packed.nbytes + table.nbytes)
+
+            async def outward() -> None:
+                await stream.send(fp32_parts(Vector(packed)), order)
+                await stream.send(fp32_parts(Vector(table)), order, ready=all_here)
 
             async def inward() -> SparseContribution:
-                room = torch.empty_like(packed)
+                room, shown = torch.empty_like(packed), torch.empty_like(table)
                 await receive_fp32(stream, room, stall)
                 stream.received()
                 theirs = unpack(room, own)
@@ -47,16 +58,22 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
                 streams.require(fits, place, "{} sent a coefficient that the model does not have")
                 finite = bool(torch.isfinite(theirs.values).all())
                 streams.require(finite, place, "the contribution of {} is not finite")
-                await stream.settle(1)
+                digests[place] = await clock.in_thread(digest_of, room)
+                if len(digests) == count:
+                    table.copy_(digest_table([digests[it] for it in range(count)]))
+                    all_here.set()
+                await receive_fp32(stream, shown, stall)
+                stream.received()
+                await all_here.wait()
+                streams.require_agreement(held_apart(table, shown, place, me))
+                await stream.settle(2)
                 return theirs
 
             theirs: SparseContribution
-            theirs, *_ = await together(
-                [inward(), stream.send(fp32_parts(Vector(packed)), order), stream.acknowledge(1)]
-            )
+            theirs, *_ = await together([inward(), outward(), stream.acknowledge(2)])
             return theirs
 
-        by_place = {streams.assembly.me: own, **await streams.with_all(swap)}
+        by_place = {me: own, **await streams.with_all(swap)}
         await clock.in_thread(self._average, [by_place[place] for place in sorted(by_place)])
 
     def _average(self, group: Sequence[SparseContribution]) -> None:

@@ -1,8 +1,8 @@
 """The average of dense contributions: reduce-scatter, then all-gather, then a check of the means.
 
 Member i averages slice i of the vector. Every other member sends it its slice i, receives the mean, and checks it by
-what member i shows of all contributions (sketch.py). So each member sends 2 (n − 1) / n of the vector, whatever n, both
-times with the bits of the codec (rounding.py), and (n − 1) (132 n + 164) bytes. It needs room for one more vector, and
+what all members show of it (shown.py). So each member sends 2 (n − 1) / n of the vector, whatever n, both times with
+the bits of the codec (rounding.py), and (n − 1) (296 n + 132) bytes. It needs room for one more vector, and
 for another slice where means are rounded. What rounding loses may be sent later (feedback.py).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from operator import mul
 from statistics import median
@@ -24,7 +24,8 @@ from peer.exchange.group.feedback import keep, norm_of, round_mean, slices
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.rounding import Rounded, Rounding, borders, encoded, receive
-from peer.exchange.group.sketch import NOTHING_LOST, Sketch, Sketches, empty_table, factors, objection, table
+from peer.exchange.group.shown import Shown, contradiction, digest_of, empty_table, read_table, table
+from peer.exchange.group.sketch import NOTHING_LOST, Sketch, Sketches, factors
 from peer.exchange.group.streams import Carried, GroupStreams
 from peer.p2p.deadline import together
 from peer.p2p.payload import fp32_parts, receive_fp32
@@ -52,7 +53,7 @@ class AllReduceExchange(GroupProtocol[Contribution]):
         return Carried(3, 2 * Rounding(self._settings.codec).size(self._numel // members))
 
     async def _combine(self, own: Contribution, streams: GroupStreams) -> None:
-        self._work = work = _Reduction(own, self._buffer, streams, self._settings, self._digest, self._kept)
+        self._work = work = _Reduction(own, self._buffer, streams, self._settings, self._kept)
         await together([work.reduce(), streams.with_all(work.exchange)])
 
     def _used(self) -> None:
@@ -62,7 +63,7 @@ class AllReduceExchange(GroupProtocol[Contribution]):
 
 
 class _Reduction:
-    """One round of one member. ``result``: takes the mean; ``digest``: of the result."""
+    """One round of one member. ``result``: takes the mean."""
 
     def __init__(
         self,
@@ -70,10 +71,9 @@ class _Reduction:
         result: Tensor,
         streams: GroupStreams,
         settings: ExchangeConfig,
-        digest: Callable[[], str],
         kept: Tensor | None,
     ) -> None:
-        self._streams, self._digest_of_result = streams, digest
+        self._streams = streams
         self._stall, self._ratio = settings.stall, settings.max_norm_ratio
         count, self._me = len(streams.assembly.seats), streams.assembly.me
         self._rounding = Rounding(settings.codec)
@@ -86,11 +86,15 @@ class _Reduction:
         self._given = {place: host_vector(self._mean.numel()) for place in range(count)}  # contributions to our slice
         self._arrived, self._reduced = asyncio.Semaphore(0), asyncio.Event()
         self._gathered, self._sketched = asyncio.Semaphore(0), asyncio.Event()
-        self._digest, self._table = "", empty_table(count)
-        self._sketches: list[tuple[Sketch, Sketch]] = []  # of what we sent and of the mean, by place
+        self._table = empty_table(count)
+        self._sketches: list[Sketch] = []  # of the means, by place
+        self._tables: dict[int, Shown] = {}
+        self._told, self._checked = asyncio.Semaphore(0), asyncio.Event()
 
     async def reduce(self) -> None:
-        """Average our slice when all have sent theirs; show what was averaged when all means are there."""
+        """Average our slice when all have sent theirs; show what was averaged when all means are there; check all means
+        when all have shown theirs.
+        """
         copy_own(self._own[self._me], self._given[self._me])
         for _ in range(len(self._given) - 1):
             await self._arrived.acquire()
@@ -101,9 +105,14 @@ class _Reduction:
         for _ in range(len(self._given) - 1):
             await self._gathered.acquire()
         await clock.in_thread(self._sketch)
-        for place, (_, mean) in enumerate(self._sketches):
+        for place, mean in enumerate(self._sketches):
             self._streams.require(math.isfinite(mean.norm), place, "the mean from {} is not finite")
         self._sketched.set()
+        for _ in range(len(self._given) - 1):
+            await self._told.acquire()
+        most_lost = self._rounding.most_lost
+        self._streams.require_agreement(contradiction(self._tables, self._me, self._sketches, most_lost))
+        self._checked.set()
 
     async def exchange(self, place: int) -> None:
         """With the member at ``place``: contributions, means and tables, both ways."""
@@ -124,9 +133,9 @@ class _Reduction:
                 next_step.release()
             await receive_fp32(stream, shown, self._stall)
             stream.received()
-            await self._sketched.wait()
-            wrong = objection(shown, self._digest, place, self._me, *self._sketches[place], rounding.most_lost)
-            self._streams.require(not wrong, place, wrong)
+            self._tables[place] = read_table(shown, len(self._given))
+            self._told.release()
+            await self._checked.wait()
             await stream.settle(3)
 
         await together([outward(), inward(), stream.acknowledge(3)])
@@ -167,15 +176,18 @@ class _Reduction:
                 kept.add_(self._lost)
 
     def _sketch(self) -> None:
-        self._digest = self._digest_of_result()
+        digests = [digest_of(mean) for mean in self._means]
+        seed = b"".join(digests).hex()
+        sent, given, lost = list[Sketch](), list[Sketch](), NOTHING_LOST
         for place, (own, mean) in enumerate(zip(self._own, self._means, strict=True)):
-            sketches = Sketches(f"{self._digest} {place}", own.numel)
-            sent = sketches.of(own if place == self._me else Rounded(own, self._rounding))
-            self._sketches.append((sent, sketches.of(Vector(mean))))
+            sketches = Sketches(f"{seed} {place}", own.numel)
+            sent.append(sketches.of(own if place == self._me else Rounded(own, self._rounding)))
+            self._sketches.append(sketches.of(Vector(mean)))
             if place == self._me:
                 given = [sketches.of(Vector(self._given[other])) for other in sorted(self._given)]
                 lost = NOTHING_LOST if self._lost is None else sketches.of(Vector(self._lost))
-                self._table.copy_(table(self._digest, given, lost))
+        self._table.copy_(table(digests, given, lost, sent))
+        self._tables[self._me] = read_table(self._table, len(self._given))
 
 
 def _cut(vector: Tensor | None, count: int) -> list[Tensor]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 
 from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.deadline import together
@@ -45,11 +46,11 @@ class FlowControlledStream:
         self._stream, self._stall, self.left = stream, stall, left
         self._writing = asyncio.Lock()
         self._left = 0  # unread bytes of the incoming frame
-        self._arrived, self._owed = asyncio.Semaphore(0), asyncio.Semaphore(0)
-        self._sent = self._confirmed = self._begun = self.came = 0  # payloads
+        self._sent = self._confirmed = 0  # our payloads
+        self._begun = self.came = self._acknowledged = 0  # the other side's
+        self._changed = asyncio.Event()  # one of these counts
         self.coming = self.sending = False
         self.direct = _Apart(self, stream.direct) if stream.direct is not None else None
-        self._begins = asyncio.Semaphore(0)
 
     async def send(
         self, payload: AsyncIterator[bytes], turns: asyncio.Semaphore, ready: asyncio.Event | None = None
@@ -62,7 +63,7 @@ class FlowControlledStream:
         try:
             self.sending = True
             await send_parts(self, payload, self._stall)
-            await self._wait_for(self._arrived.acquire)
+            await self._wait_for(partial(self._until, lambda: self._confirmed == self._sent))
             self.sending = False
         finally:
             turns.release()
@@ -70,7 +71,7 @@ class FlowControlledStream:
     def received(self) -> None:
         """A payload of the other side has arrived completely."""
         self.came, self.coming = self.came + 1, False
-        self._owed.release()
+        self._changed.set()
 
     async def acknowledge(self, payloads: int) -> None:
         """Acknowledge each of the other side's ``payloads``, and send keep-alives until then.
@@ -81,9 +82,10 @@ class FlowControlledStream:
         await together([self._acknowledge(payloads), self._hear(payloads)])
 
     async def _acknowledge(self, payloads: int) -> None:
-        for _ in range(payloads):
-            await self._wait_for(self._owed.acquire)
+        while self._acknowledged < payloads:
+            await self._wait_for(partial(self._until, lambda: self._acknowledged < self.came))
             await self._frame(ACKNOWLEDGED)
+            self._acknowledged += 1
 
     async def _hear(self, payloads: int) -> None:
         """The other side's frames, until all its payloads have begun and it has all of ours."""
@@ -137,16 +139,22 @@ class FlowControlledStream:
             if self._confirmed == self._sent:
                 raise BadMessage("it acknowledges a payload that was not sent")
             self._confirmed += 1
-            self._arrived.release()
+            self._changed.set()
         if kind == BEGUN:
             if self._begun != self.came:
                 raise BadMessage("it begins a payload before the last one has arrived")
             self._begun += 1
-            self._begins.release()
+            self._changed.set()
         return kind
 
+    async def _until(self, met: Callable[[], bool]) -> None:
+        """Wait until the counts are such that ``met()`` is true."""
+        while not met():
+            self._changed.clear()
+            await self._changed.wait()
+
     async def _wait_for(self, event: Callable[[], Awaitable[object]]) -> None:
-        """Wait for ``event`` however long it takes, and send keep-alives. One that is cancelled takes nothing."""
+        """Wait for ``event`` however long it takes, and send keep-alives. It takes nothing when it is cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._stall / SIGNS_OF_LIFE):
@@ -162,7 +170,7 @@ class FlowControlledStream:
 
     async def begins(self) -> None:
         """Until the parts of the other side's next payload are there."""
-        await self._begins.acquire()
+        await self._until(lambda: self.came < self._begun)
 
     def arrived(self, size: int) -> None:
         """So many bytes of it have come."""

@@ -1,13 +1,13 @@
-"""Is the mean of a slice its mean? Who averaged it shows a sketch of what each member sent, and every member checks it.
+"""Is the mean of a slice its mean? Each member shows sketches of what it sent and averaged, and all check them.
 
 A sketch of a vector x is :data:`PROJECTIONS` random projections ⟨r, x⟩ with signs r (Alon, Matias and Szegedy, 1996):
-it is linear in x, and its mean square is near ‖x‖². The signs come from the digest of the whole result, so nobody knows
-them before all means are fixed. A member's own row must be that of what it has sent, and the rows must add up to the
-mean and what was lost by rounding it, which has a row of its own. Only that row and the one of who averaged are
-compared with nothing but their norms: the first may have a share of the contributions' (rounding.py), the second is
-clipped as all norms are. So a false mean passes when it changes the model by at most :data:`LOOSE` times what a false
-contribution and the rounding can, in a group of three or more. Who averages last can try many means for signs that suit
-it: 32 projections make a large gain improbable.
+it is linear in x, and its mean square is near ‖x‖². The signs come from the digests of all means, so nobody knows them
+before all means are fixed. What a member shows of a contribution must be what its sender shows of it (shown.py), and
+these rows must add up to the mean and what was lost by rounding it, which has a row of its own. Only that row and the
+one of who averaged are compared with nothing but their norms: the first may have a share of the contributions'
+(rounding.py), the second is clipped as all norms are. So a false mean passes when it changes the model by at most
+:data:`LOOSE` times what a false contribution and the rounding can, in a group of three or more. Who averages last can
+try many means for signs that suit it: 32 projections make a large gain improbable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from peer.rounds.contribution import Readable, host_vector
 
@@ -30,7 +29,6 @@ LOOSE = 2.0  # times its norm: so long may a contribution be by its sketch
 ROUNDING = 1e-4  # of the norms: fp32 sums were off by at most 6e-7 (8 members, 4M elements)
 WIDTH = 4093  # of a matrix of elements; a prime, so that no weight matrix is one of its rows
 HEIGHT = 256  # rows that are read at once: whole blocks of a codec
-DIGEST_PLACES = 8  # of 16 bits each
 
 
 class Sketch(NamedTuple):
@@ -78,51 +76,6 @@ def factors(norms: Sequence[float]) -> list[float]:
     """
     reach = LONGEST_CONTRIBUTION * median(norms) if len(norms) > 2 else 0.0
     return [min(1.0, reach / norm) if reach and norm else 1.0 for norm in norms]
-
-
-def table(digest: str, sketches: Sequence[Sketch], lost: Sketch) -> Tensor:
-    """fp32: the digest of the whole result (hex, 128 bits), then the sketch of each member's contribution, and of what
-    was ``lost`` by rounding their mean.
-    """
-    rows = [sketch.row() for sketch in (*sketches, lost)]
-    return torch.from_numpy(np.concatenate([_words(digest), *rows]).astype(np.float32))
-
-
-def empty_table(members: int) -> Tensor:
-    """Room for the :func:`table` of another member."""
-    return host_vector(DIGEST_PLACES + (members + 1) * (1 + PROJECTIONS))
-
-
-def objection(
-    shown: Tensor, digest: str, place: int, me: int, sent: Sketch, mean: Sketch, most_lost: float = 0.0
-) -> str:
-    """Why the mean of slice ``place`` must not be used, by the :func:`table` of who averaged it; empty if it may.
-
-    ``sent``: of this peer's contribution to the slice. ``most_lost``: by rounding the mean, as a share of the mean norm
-    of the contributions.
-    """
-    if not np.array_equal(shown[:DIGEST_PLACES].numpy(), _words(digest)):
-        return "the result of {} differs from this peer's"  # a leader may say that all are equal
-    table_rows = shown[DIGEST_PLACES:].double().numpy().reshape(-1, 1 + PROJECTIONS)
-    rows, lost = table_rows[:-1], table_rows[-1]
-    norms, projections = rows[:, 0], rows[:, 1:]
-    if not np.isfinite(table_rows).all() or (table_rows[:, 0] < 0).any():
-        return "the sketches of {} are no numbers"
-    if np.abs(rows[me] - sent.row()).max() > ROUNDING * sent.norm:
-        return "{} has averaged something else than this peer has sent"
-    if math.sqrt(np.square(projections[place]).mean()) > LOOSE * norms[place]:
-        return "the contribution of {} to its own mean is longer than it says"
-    weights = np.array(factors(norms.tolist()))
-    total = weights @ norms
-    if max(lost[0], math.sqrt(np.square(lost[1:]).mean()) / LOOSE) > (most_lost / len(rows) + ROUNDING) * total:
-        return "the mean from {} is rounded by more than its bits explain"
-    if np.abs(weights @ projections - len(rows) * (mean.projections + lost[1:])).max() > ROUNDING * total:
-        return "the mean from {} is not the mean of what it shows"
-    return ""
-
-
-def _words(digest: str) -> np.ndarray:
-    return np.frombuffer(bytes.fromhex(digest), np.uint16).astype(np.float32)
 
 
 def _signs(seed: str, rows: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from peer.exchange.codec import size
 from peer.exchange.group.flow_control import FlowControlledStream
+from peer.exchange.group.shown import Contradiction
 from peer.exchange.group.wire import GroupFailure, Hello
 from peer.exchange.pair.wire import Header, objection
 from peer.p2p.bulk.growth import MOST_CONNECTIONS
@@ -20,7 +21,7 @@ from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
 
 GroupResult = TypeVar("GroupResult")
-REDUCE_PROTOCOL = "noloco/reduce/6"
+REDUCE_PROTOCOL = "noloco/reduce/7"
 HELLO_TIMEOUT = 5.0  # seconds
 MOST_WAITING = 512  # incoming streams that were not taken yet
 
@@ -132,6 +133,12 @@ class GroupStreams:
         """Raises :class:`GroupFailure` unless ``condition`` holds; ``{}`` in ``detail`` is the name of the member."""
         if not condition:
             raise GroupFailure(place, Outcome.POISONED, detail.format(self.name_of(place)))
+
+    def require_agreement(self, found: Contradiction | None) -> None:
+        """Raises :class:`GroupFailure` for a contradiction between members."""
+        if found is not None:
+            names = [self.name_of(place) for place in (found.culprit, found.other) if place is not None]
+            raise GroupFailure(found.culprit, Outcome.POISONED, found.text.format(*names), found.other)
 
     def slowest(self) -> int | None:
         """Place of the one member from which fewest payloads have come, else of the one that has not acknowledged one.

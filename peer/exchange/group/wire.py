@@ -26,11 +26,14 @@ class Hello(Message):
 
 
 class MemberReport(Message):
-    """A member to the leader: the digest of its result, or the culprit of its failure."""
+    """A member to the leader: the digest of its result, or the culprit of its failure. ``other``: it may have been this
+    member instead.
+    """
 
     kind: Literal["report"] = "report"
     digest: Annotated[str, Field(max_length=64)] = ""
     culprit: Index | None = None
+    other: Index | None = None
     outcome: Outcome = Outcome.MERGED
     detail: Detail = ""
 
@@ -50,8 +53,8 @@ class GroupVerdict(Message):
 
 
 class GroupFailure(Exception):
-    """A round of a group failed because of the member at place ``culprit``."""
+    """A round of a group failed because of the member at place ``culprit``, or of the one at place ``other``."""
 
-    def __init__(self, culprit: int, outcome: Outcome, detail: str) -> None:
+    def __init__(self, culprit: int, outcome: Outcome, detail: str, other: int | None = None) -> None:
         super().__init__(detail)
-        self.culprit, self.outcome, self.detail = culprit, outcome, detail
+        self.culprit, self.outcome, self.detail, self.other = culprit, outcome, detail, other

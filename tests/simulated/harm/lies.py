@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from peer.exchange.group.all_reduce import _Reduction
-from peer.exchange.group.protocol import Settled, _nobody
+from peer.exchange.group.deadlines import RoundDeadlines
+from peer.exchange.group.protocol import Settled
 from peer.exchange.group.streams import GroupStreams
+from peer.exchange.group.verdict import nobody
 from peer.exchange.group.wire import MemberReport
 from peer.p2p.deadline import together
 from peer.p2p.stream import StreamLost
@@ -121,9 +123,9 @@ def _accuse(lie: str, exchange: Any) -> None:
             return report
         return MemberReport(culprit=_victim(streams.assembly), outcome=Outcome.CORRUPT, detail="it lies")
 
-    async def led(work: asyncio.Future[MemberReport], assembly: Assembly, limit: float) -> Settled:
+    async def led(work: asyncio.Future[MemberReport], assembly: Assembly, deadlines: RoundDeadlines) -> Settled:
         await asyncio.wait([work])
-        verdict = _nobody(Outcome.CORRUPT, "it lies", _victim(assembly))
+        verdict = nobody(Outcome.CORRUPT, "it lies", _victim(assembly))
         for control in assembly.controls.values():
             with contextlib.suppress(TimeoutError, StreamLost):
                 await control.send_last(verdict, 1.0)
@@ -144,7 +146,7 @@ class _FalseMean(_Reduction):
 
 
 async def _combined(exchange: Any, own: Contribution, streams: GroupStreams) -> None:
-    work = _FalseMean(own, exchange._buffer, streams, exchange._settings, exchange._digest, exchange._kept)
+    work = _FalseMean(own, exchange._buffer, streams, exchange._settings, exchange._kept)
     exchange._work = work
     await together([work.reduce(), streams.with_all(work.exchange)])
 

@@ -92,7 +92,7 @@ def test_sparse_contributions_go_over_them_too(sent: Sent) -> None:
         plain = group.average(given)
     assert outcomes(results) == [Outcome.MERGED] * 3 and plain[0] is not None
     assert all(it is not None and torch.equal(it.mean, plain[0].mean) for it in results)
-    assert sent["direct"] == 6
+    assert sent["direct"] == 12  # each sends its contribution and its digests to both others
 
 
 def test_a_mean_that_is_late_is_waited_for(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,25 +17,17 @@ from torch import Tensor
 from peer.config.schema import CodecName
 from peer.exchange.group import sketch
 from peer.exchange.group.all_reduce import AllReduceExchange, _Reduction
+from peer.exchange.group.deadlines import RoundDeadlines
 from peer.exchange.group.protocol import Settled
 from peer.exchange.group.rounding import MOST_LOST, Rounding
-from peer.exchange.group.sketch import (
-    DIGEST_PLACES,
-    LOOSE,
-    NOTHING_LOST,
-    PROJECTIONS,
-    Sketches,
-    factors,
-    objection,
-    table,
-)
+from peer.exchange.group.shown import contradiction, digest_of, digest_table, held_apart, read_table, table
+from peer.exchange.group.sketch import LOOSE, NOTHING_LOST, PROJECTIONS, Sketch, Sketches, factors
 from peer.exchange.group.wire import GroupVerdict, MemberReport
 from peer.rounds.contribution import Vector
 from peer.rounds.types import Assembly, Outcome
 from tests.simulated.checks.ledger import group_mean
 from tests.unit.exchange.group.harness import EXACT, many
 
-DIGEST = "0123456789abcdef" * 2
 LIAR = 2
 
 
@@ -44,8 +36,10 @@ def noise(numel: int, seed: int) -> Tensor:
 
 
 def rows_of(work: _Reduction) -> Tensor:
-    """Norm and projections of each contribution, in its table."""
-    return work._table[DIGEST_PLACES:].view(-1, 1 + PROJECTIONS)
+    """Norm and projections of each contribution to its slice, and of what was lost, in its table."""
+    count = len(work._given)
+    words = len(work._table) - (2 * count + 1) * (1 + PROJECTIONS)
+    return work._table[words:].view(-1, 1 + PROJECTIONS)[: count + 1]
 
 
 def shown(work: _Reduction) -> None:
@@ -54,7 +48,7 @@ def shown(work: _Reduction) -> None:
 
 def own_row_fits(work: _Reduction) -> None:
     """Its own contribution is said to be what its mean would need."""
-    rows, mean = rows_of(work)[:-1], work._sketches[LIAR][1]
+    rows, mean = rows_of(work)[:-1], work._sketches[LIAR]
     rest = rows[:, 1:].sum(0) - rows[LIAR, 1:]
     rows[LIAR, 1:] = len(rows) * torch.from_numpy(mean.projections).float() - rest
 
@@ -76,7 +70,7 @@ def another_row_fits(work: _Reduction) -> None:
 
 def rounding_fits(work: _Reduction) -> None:
     """It says that its mean was rounded so far."""
-    rows, mean = rows_of(work), work._sketches[LIAR][1]
+    rows, mean = rows_of(work), work._sketches[LIAR]
     rows[-1, 1:] = rows[:-1, 1:].mean(0) - torch.from_numpy(mean.projections).float()
     rows[-1, 0] = rows[-1, 1:].square().mean().sqrt()
 
@@ -138,9 +132,9 @@ def test_a_leader_that_says_to_use_its_false_mean_is_not_believed(monkeypatch: p
         if work._me == 0:
             work._mean.neg_()
 
-    async def believe_me(exchange: Any, work: Any, assembly: Assembly, limit: float) -> Settled:
+    async def believe_me(exchange: Any, work: Any, assembly: Assembly, deadlines: RoundDeadlines) -> Settled:
         for control in assembly.controls.values():
-            await control.receive(MemberReport, limit)
+            await control.receive(MemberReport, deadlines.limit)
             await control.send(GroupVerdict(commit=True), 1)
         return GroupVerdict(commit=True), "digest"
 
@@ -192,12 +186,21 @@ def test_an_honest_mean_is_never_objected_to(
         mean.add_(tensor, alpha=weight)
     exact = mean.mul_(1 / count).clone()
     rounding.apply(mean)
-    sketches = Sketches("seed", numel)
+    sketches, digests = Sketches("seed", numel), [digest_of(mean)] * count
+    nothing = [NOTHING_LOST] * count, NOTHING_LOST
     given, shown = [sketches.of(Vector(it)) for it in tensors], sketches.of(Vector(mean))
-    rows = table(DIGEST, given, sketches.of(Vector(exact - mean)))
-    for place in range(count):
+    lost = sketches.of(Vector(exact - mean))
+    for place in range(count):  # who averages this slice; the others are empty
+
+        def at_place(sketch: Sketch, place: int = place) -> list[Sketch]:
+            return [sketch if it == place else NOTHING_LOST for it in range(count)]
+
+        tables = {
+            it: read_table(table(digests, *((given, lost) if it == place else nothing), at_place(given[it])), count)
+            for it in range(count)
+        }
         for me in range(count):
-            assert not objection(rows, DIGEST, place, me, given[me], shown, rounding.most_lost)
+            assert contradiction(tables, me, at_place(shown), rounding.most_lost) is None
 
 
 @pytest.mark.parametrize("shape", ["dense", "one row", "one element", "rank one"])
@@ -218,12 +221,17 @@ def test_a_sketch_knows_the_length(shape: str) -> None:
     assert max(found) < LOOSE * 0.8
 
 
-def test_who_shows_sketches_of_another_result_is_not_believed() -> None:
+def test_whoever_holds_something_else_is_suspected_with_who_sent_it() -> None:
     """A leader may give each member another mean, and say that all have the same."""
-    sketches = [Sketches("seed", 100).of(Vector(noise(100, seed))) for seed in range(3)]
-    other = table("f" * 32, sketches, NOTHING_LOST)
-    assert "result of {} differs" in objection(other, DIGEST, 0, 1, sketches[0], sketches[0])
-    assert objection(table(DIGEST, sketches, NOTHING_LOST), DIGEST, 0, 1, sketches[0], sketches[0])
+    mine = digest_table([digest_of(noise(10, seed)) for seed in range(4)])
+
+    def other(sender: int) -> Tensor:
+        return digest_table([digest_of(noise(10, seed + 9 * (seed == sender))) for seed in range(4)])
+
+    assert held_apart(mine, mine.clone(), 2, 0) is None
+    assert held_apart(mine, other(0), 2, 0) == ("{0} holds something else than was sent", 2, None)
+    assert held_apart(mine, other(2), 2, 0) == ("{0} holds something else than was sent", 2, None)
+    assert held_apart(mine, other(3), 2, 0) == ("{0} has sent something else to {1}, or {1} says so", 3, 2)
 
 
 def test_the_signs_are_the_same_on_every_machine() -> None:

@@ -1,21 +1,25 @@
-"""A member that does not hear how a round has ended."""
+"""How a round ends: when the leader decides, what a member believes, and a member that does not hear it."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 import torch
 
+from peer import clock
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.streams import GroupStreams, IncomingStreams
-from peer.exchange.group.wire import GroupFailure, GroupVerdict, Hello
+from peer.exchange.group.verdict import believed, nobody, until_decided
+from peer.exchange.group.wire import GroupFailure, GroupVerdict, Hello, MemberReport
 from peer.exchange.pair.wire import Header
+from peer.p2p.deadline import running
 from peer.p2p.stream import StreamLost
 from peer.rounds.contribution import Vector
 from peer.rounds.types import Outcome
 from tests.unit.exchange.group.harness import many
-from tests.unit.virtual import run, stream_pair
+from tests.unit.virtual import run, stream_pair, took
 
 
 def test_who_does_not_hear_the_verdict_keeps_the_digest_of_what_others_may_have_used(
@@ -69,3 +73,49 @@ def test_a_member_that_calls_twice_holds_one_stream() -> None:
         return [*closed, streams[-1].closed]
 
     assert run(scene()) == [True, True, False, True]
+
+
+SEEN = MemberReport(culprit=2, outcome=Outcome.TIMEOUT, detail="it does not answer")
+POISONED = MemberReport(culprit=0, outcome=Outcome.POISONED, detail="a false mean")
+MERGED = MemberReport(digest="d")
+AGAINST = nobody(Outcome.TIMEOUT, "it does not answer", 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "outcome", "culprits", "certain"),
+    [
+        (AGAINST, SEEN, Outcome.TIMEOUT, (2,), True),
+        (AGAINST, MERGED, Outcome.TIMEOUT, (2,), False),
+        (AGAINST, None, Outcome.TIMEOUT, (2,), False),
+        (AGAINST, POISONED, Outcome.POISONED, (0,), True),
+        (GroupVerdict(commit=True), POISONED, Outcome.POISONED, (0,), True),
+        (GroupVerdict(commit=True), SEEN, Outcome.CORRUPT, (), True),
+        (GroupVerdict(commit=True), None, Outcome.CORRUPT, (), True),
+        (GroupVerdict(commit=False), MERGED, Outcome.CORRUPT, (0,), True),
+    ],
+)
+def test_a_member_believes_a_verdict_as_far_as_it_fits_what_it_has_seen(
+    said: GroupVerdict, seen: MemberReport | None, outcome: Outcome, culprits: tuple[int, ...], *, certain: bool
+) -> None:
+    it = believed(said, seen)
+    assert (it.commit, it.outcome, it.culprits, it.certain) == (False, outcome, culprits, certain)
+
+
+def test_a_member_uses_the_result_when_it_has_one_and_the_leader_says_so() -> None:
+    assert believed(GroupVerdict(commit=True), MERGED).commit
+
+
+@pytest.mark.parametrize(("failed_at", "seconds"), [(None, 9.0), (0.0, 1.0), (2.0, 3.0)])
+def test_after_the_first_failure_only_reports_that_come_soon_count(failed_at: float | None, seconds: float) -> None:
+    async def after(delay: float, report: MemberReport) -> MemberReport:
+        await asyncio.sleep(delay)
+        return report
+
+    async def scene() -> tuple[float, list[int]]:
+        began = clock.monotonic()
+        second = after(failed_at or 0.0, MERGED if failed_at is None else MemberReport(outcome=Outcome.TIMEOUT))
+        async with running(after(0.0, MERGED), second, after(9.0, MERGED)) as coming:
+            reports = await until_decided(dict(enumerate(coming)), 1.0)
+        return clock.monotonic() - began, sorted(reports)
+
+    assert run(scene()) == (took(seconds), [0, 1, 2] if failed_at is None else [0, 1])
