@@ -1,12 +1,15 @@
 """``noloco-peer tokenize``: text, JSON Lines or Parquet into Parquet with token ids, for ``run.data.name: parquet``.
 
-Each file becomes one file, written whole or not at all: a second call continues where the first was interrupted. A row
-is a document with its end token; row groups have about a million tokens, pages a checksum.
+Each file becomes one file, written whole or not at all: a second call continues where the first was interrupted. Two at
+once each write it whole. A row is a document with its end token; row groups have about a million tokens, pages a
+checksum.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from zlib import crc32
@@ -16,12 +19,11 @@ import numpy as np
 from peer.config.data import BYTES, TokenizerConfig
 from peer.data.sources.documents import Split
 from peer.data.sources.opening import by_ending
-from peer.data.sources.parquet import FINGERPRINT, TOKENIZER
+from peer.data.sources.parquet import FINGERPRINT, MADE_OF, TOKENIZER
 from peer.data.sources.source import MASK_COLUMN, paths, size
 from peer.data.tokenizer import Tokenizer, Tokens, fingerprint, load
 from peer.errors import RunError, UserError
 
-SOURCE_KEY = b"noloco.source"
 ROW_GROUP = 2**20  # tokens
 ANY_VOCABULARY = 2**31 - 1  # larger than every tokenizer's
 
@@ -43,7 +45,7 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
         target = out / f"{stem}-{crc32(str(path).encode()):08x}.parquet"  # two folders may have files of the same name
         made_of = {"file": str(path), "bytes": size(path), "changed": path.stat().st_mtime_ns, "column": column}
         made_of |= {"vocabulary": tokenizer.known, "end": tokenizer.end}
-        metadata = {**made_with, SOURCE_KEY: json.dumps(made_of).encode()}
+        metadata = {**made_with, MADE_OF: json.dumps(made_of).encode()}
         if target.exists() and metadata.items() <= _metadata(target).items():
             say(f"{path}: {target} is there already")
             continue
@@ -88,7 +90,8 @@ def _write(
     ids, mask = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
     schema = pyarrow.schema([("input_ids", ids), (MASK_COLUMN, mask)], metadata=metadata)
     source = by_ending([path], "SOURCE", (column,), tokenizer)
-    temporary = target.with_suffix(".tmp")
+    # of this call alone: jobs on several machines may tokenise the same files into one shared folder
+    temporary = target.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}.tmp")
     documents = tokens = 0
     try:
         with ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as file:
@@ -98,6 +101,8 @@ def _write(
                 documents, tokens = documents + len(group), tokens + sum(map(len, group))
         if not documents:
             raise UserError(f"{path} has no text in it")
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
         temporary.replace(target)
     except OSError as error:
         raise RunError(f"cannot write {target}: {error.strerror or error}") from None

@@ -56,7 +56,7 @@ class RendezvousConfig(Section):
 CodecName = Literal["none", "fp16", "bf16", "int8", "int4", "int2"]
 CODECS: dict[str, tuple[CodecName, ...]] = {  # by method
     "noloco": ("none", "fp16", "bf16", "int8", "int4"),
-    "diloco": ("none", "bf16", "int8", "int4", "int2"),
+    "diloco": ("none", "fp16", "bf16", "int8", "int4", "int2"),
 }
 
 

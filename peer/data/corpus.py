@@ -25,7 +25,10 @@ from peer.data.tokenizer import load as load_tokenizer
 from peer.errors import UserError
 
 HELD_OUT_DOCUMENTS = 20  # about one document in 20 is held out for validation
-VALIDATION_TOKENS = 2**18  # validation tokens of a source that is not in memory
+# Of a source that is not in memory there are as many validation tokens as an evaluation uses, within these bounds.
+VALIDATION_TOKENS = 2**18  # the fewest
+LARGEST_VALIDATION = 2**24  # twice what the largest preset evaluates; 64 MiB a set, and 128 MiB of windows
+LARGEST_HELD_OUT = 2**21  # of held-out rows: 100 times as much is read for them, about 1 GB of text at each start
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -45,17 +48,18 @@ class Corpus:
         return self.train
 
 
-def load(settings: AnyData, sets: Mapping[str, tuple[str, ...]] | None = None) -> Corpus:
+def load(settings: AnyData, sets: Mapping[str, tuple[str, ...]] | None = None, needed: int = 0) -> Corpus:
     """Open the data, and read and tokenise what is held in memory. ``sets``: file patterns of further validation sets.
+    ``needed``: the number of tokens that an evaluation uses of each set.
 
     Raises :class:`UserError` for data that is missing, unreadable or too short.
     """
     tokenizer, sets = load_tokenizer(settings.tokenizer), sets or {}
     left_out = [path for name, patterns in sets.items() for path in paths(patterns, f"run.evaluation.sets.{name}")]
-    train, validation = _load(settings, tokenizer, left_out)
+    train, validation = _load(settings, tokenizer, left_out, needed)
     column = getattr(settings, "column", "text")
     opened = {name: opening.files(patterns, name, tokenizer, column) for name, patterns in sets.items()}
-    others = {name: split.head(VALIDATION_TOKENS) for name, split in opened.items()}
+    others = {name: _validation(split, needed) for name, split in opened.items()}
     splits = {"train": train, "validation": validation}
     splits |= {f"run.evaluation.sets.{name}": tokens for name, tokens in others.items()}
     for split, tokens in splits.items():
@@ -68,7 +72,7 @@ def load(settings: AnyData, sets: Mapping[str, tuple[str, ...]] | None = None) -
     return Corpus(train, validation, others)
 
 
-def _load(settings: AnyData, tokenizer: Tokenizer, left_out: list[Path]) -> tuple[Tokens | Split, Tokens]:
+def _load(settings: AnyData, tokenizer: Tokenizer, left_out: list[Path], needed: int) -> tuple[Tokens | Split, Tokens]:
     """The training split, without the files ``left_out``, and the validation split."""
     if isinstance(settings, StdlibData):
         return _split(_stdlib(), tokenizer)
@@ -80,7 +84,12 @@ def _load(settings: AnyData, tokenizer: Tokenizer, left_out: list[Path]) -> tupl
             return _split(((text, text) for text in train), tokenizer)
         return _tokens(train, tokenizer), _tokens(_texts(others, "validation", tokenizer), tokenizer)
     opened, validation = opening.splits(settings, tokenizer, left_out)
-    return opened, validation.head(VALIDATION_TOKENS)
+    return opened, _validation(validation, needed)
+
+
+def _validation(split: Split, needed: int) -> Tokens:
+    largest = LARGEST_HELD_OUT if split.held_out else LARGEST_VALIDATION
+    return split.heads(min(max(needed, VALIDATION_TOKENS), largest))
 
 
 def _stdlib() -> Iterator[tuple[bytes, bytes]]:

@@ -22,7 +22,8 @@ def corpus_of(run: RunConfig) -> corpus.Corpus:
 
     Raises :class:`peer.errors.UserError` as :func:`peer.data.corpus.load` does.
     """
-    return corpus.load(run.data, run.evaluation.sets)
+    needed = run.evaluation.batches * run.batch_size * run.data.sequence_length + 1
+    return corpus.load(run.data, run.evaluation.sets, needed)
 
 
 def batches(run: RunConfig, tokens: Tokens | Split, stream: int) -> data.BatchStream:

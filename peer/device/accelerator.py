@@ -5,6 +5,7 @@ A function says only what torch's modules for devices have in common from torch 
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -65,6 +66,19 @@ def device_count(device: torch.device) -> int | None:
 def choosing_another(device: torch.device) -> str:
     """The setting by which a further peer on this machine uses its second GPU."""
     return f"{_VISIBLE.get(device.type, 'the variable of its driver')}=1"
+
+
+def one_each(wish: str) -> list[dict[str, str]]:
+    """For each accelerator of ``peer.device`` the environment in which a process sees that one alone.
+
+    Empty where a process has no choice: with fewer than two, or on a CPU. Counting them makes no context on any.
+    """
+    device = pick_device(wish)
+    variable, count = _VISIBLE.get(device.type), device_count(device) or 0
+    if variable is None or count < 2:
+        return []
+    given = [entry.strip() for entry in os.environ.get(variable, "").split(",") if entry.strip()]
+    return [{variable: entry} for entry in given[:count] or map(str, range(count))]
 
 
 def random_state(device: torch.device) -> list[int] | None:

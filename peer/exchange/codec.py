@@ -93,6 +93,7 @@ def size(name: CodecName, numel: int) -> int:
             return blocks * (BLOCK * BITS[name] // 8 + BLOCK_BYTES)
 
 
+MOST_FP16 = torch.finfo(torch.float16).max  # 65504
 DTYPES: dict[CodecName, torch.dtype] = {"none": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -103,8 +104,11 @@ class Cast(Codec):
         self.sends, self.understands = name, (name,)
 
     def encode(self, start: int, part: Tensor) -> bytes:
-        """Little endian. A copy: the transport may keep it."""
-        return part.to(DTYPES[self.sends]).view(torch.uint8).numpy().tobytes()
+        """Little endian. A copy: the transport may keep it. What is finite stays so."""
+        cast = part.to(DTYPES[self.sends])
+        if self.sends == "fp16":
+            cast = torch.where(part.isfinite(), cast.clamp(-MOST_FP16, MOST_FP16), cast)
+        return cast.view(torch.uint8).numpy().tobytes()
 
     def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> int:
         out.copy_(torch.frombuffer(data, dtype=DTYPES[name]))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from peer.errors import RunError
@@ -20,10 +20,21 @@ STOP_SECONDS = 900.0  # to finish a step and a swap, and to save: a large model'
 
 
 class Child:
-    """One ``python -m MODULE ...`` in a session of its own, its output in ``console``."""
+    """One ``python -m MODULE ...`` in a session of its own, its output in ``console``.
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], console: Path) -> None:
+    ``environment``: what differs from this process's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        console: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name, self.console, self.arguments = name, console, list(arguments)
+        self._environment = environment or {}
         self._module, self.restarts = module, 0
         require_folder(console.parent)
         self._process = self._start()
@@ -37,7 +48,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
             )
 
     def exit_code(self) -> int | None:

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +19,7 @@ from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
+from peer.device.accelerator import one_each
 from peer.errors import RunError, UserError
 from peer.process import Stop, stop_signals
 from peer.training.run_folder import require_folder, set_aside
@@ -73,7 +75,8 @@ class LocalSwarm:
         return 1 if failed else 0
 
     def _start(self) -> list[Child]:
-        """The peers. None begins after a stop."""
+        """The peers, each with a GPU of its own as far as there are several. None begins after a stop."""
+        gpus = one_each(self._config.peer.device) or [{}]
         addresses_file = self._folder / "bootstrap" / "addresses"
         require_folder(addresses_file.parent)
         addresses_file.unlink(missing_ok=True)
@@ -97,11 +100,17 @@ class LocalSwarm:
         train += ["--initial-peers", *addresses, "--stop-with-parent"]
         first, *others = (["--set", f"peer.name={name}"] for name in self._names)
         others = [[*words, "--set", "peer.push=null"] for words in others]  # they would push over each other
-        members = zip(self._names, [first, *others], strict=True)
-        return [self._spawn(name, "peer", [*train, *words]) for name, words in members if not self._stop.requested]
+        if 1 < len(gpus) < len(self._names):
+            print(f"warning: {len(self._names)} peers share {len(gpus)} GPUs; --peers {len(gpus)} gives each its own")
+        members = zip(self._names, [first, *others], cycle(gpus), strict=False)
+        return [
+            self._spawn(name, "peer", [*train, *words], gpu) for name, words, gpu in members if not self._stop.requested
+        ]
 
-    def _spawn(self, name: str, module: str, arguments: list[str]) -> Child:
-        child = Child(name, module, arguments, self._folder / name / "console.log")
+    def _spawn(
+        self, name: str, module: str, arguments: list[str], environment: Mapping[str, str] | None = None
+    ) -> Child:
+        child = Child(name, module, arguments, self._folder / name / "console.log", environment)
         self._children.append(child)
         return child
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from math import ceil
 from typing import Any
 from zlib import crc32
 
@@ -73,15 +74,32 @@ class Split:
                 )
             place = DataPosition(place.epoch + 1)
 
-    def head(self, count: int) -> Tokens:
-        """The first ``count`` tokens in the order of the files, or all tokens if there are fewer."""
+    def heads(self, count: int) -> Tokens:
+        """``count`` tokens or a few more: of each file as many from its beginning, and more of others for files that
+        are shorter. All tokens if there are fewer. Of held-out rows the first ones: with 99 of 100 rows skipped, it
+        would take long to begin every file.
+        """
+        begins = [0] if self.held_out else self.source.files
+        files = [range(*it) for it in zip(begins, [*begins[1:], len(self.source.names)], strict=True)]
+        share = ceil(count / len(files))
+        found = [self._head(shards, share) for shards in files]
+        missing = count - sum(map(len, found))
+        for index, shards in enumerate(files):
+            if missing > 0 and len(found[index]) == share:
+                found[index] = self._head(shards, share + missing)
+                missing -= len(found[index]) - share
+        return np.concatenate(found)
+
+    def _head(self, shards: range, count: int) -> Tokens:
+        """The first ``count`` tokens. A document that is cut ends with the end token too."""
         kind = dtype(self.tokenizer.vocabulary)
         found: list[Tokens] = [np.empty(0, dtype=kind)]
         left = count
-        for tokens in self.in_order():
+        for tokens in (tokens for shard in shards for _, tokens in self._rows(shard, 0, 0, 1, at_once=1)):
             found.append(tokens[:left].astype(kind))
             left -= len(found[-1])
             if left <= 0:
+                found[-1][-1] = self.tokenizer.end
                 break
         return np.concatenate(found)
 
@@ -91,13 +109,15 @@ class Split:
             for _, tokens in self._rows(shard, 0, 0, 1):
                 yield tokens
 
-    def _rows(self, shard: int, start: int, part: int, parts: int) -> Iterator[tuple[int, Tokens]]:
+    def _rows(
+        self, shard: int, start: int, part: int, parts: int, at_once: int = TOKENISED_AT_ONCE
+    ) -> Iterator[tuple[int, Tokens]]:
         rows = (
             (row, it)
             for row, it in self.source.rows(shard, start, lambda row: row % parts == part)
             if self.held_out is None or self.held_out == _is_held_out(it, self.tokenizer.end)
         )
-        while some := list(islice(rows, TOKENISED_AT_ONCE)):
+        while some := list(islice(rows, at_once)):
             texts = iter(self.tokenizer.encode([it for _, it in some if isinstance(it, str)]))
             for row, it in some:
                 ids = next(texts) if isinstance(it, str) else self._checked(it, shard, row)

@@ -6,7 +6,7 @@ remote file; skipped rows are transferred too. Only this module imports the libr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import count
 from math import ceil
@@ -15,7 +15,7 @@ from typing import Any
 
 from peer.config.data import HuggingFaceData
 from peer.data.library_errors import library_errors
-from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts
+from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts, without
 from peer.errors import UserError
 
 RANGE_ROWS = 4096  # rows of a shard of a table
@@ -30,6 +30,7 @@ class TableSource:
         self._table, self._name, self._column = table, name, column
         self._range = min(RANGE_ROWS, ceil(len(table) / PIECES))
         self.names = [f"{Path(name).name}:{begin}:{len(table)}" for begin in range(0, len(table), self._range)]
+        self.files = [0]
         self.parts = 1
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
@@ -55,6 +56,7 @@ class StreamedSource:
         self._rows, self._name, self._column = rows, name, column
         self._count = max(1, rows.num_shards)
         self.names = [f"{Path(name).name}:{shard}:{self._count}" for shard in range(self._count)]
+        self.files = [0]  # not each shard: every one that is begun is a file to fetch
         self.parts = parts(self._count, STREAMED_PIECES)
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
@@ -74,11 +76,14 @@ class StreamedSource:
         return f"{self._name} shard {shard + 1} of {self._count} row {row + 1}"
 
 
-def load(settings: HuggingFaceData, split: str) -> DocumentSource:
-    """One split of the data set. Raises :class:`UserError` if the set, the split or the column does not exist."""
+def load(settings: HuggingFaceData, split: str, left_out: Iterable[Path] = ()) -> DocumentSource:
+    """One split of the data set, of a local one without the files ``left_out``.
+
+    Raises :class:`UserError` if the set, the split or the column does not exist.
+    """
     name = f"{settings.path} {split}"
     with library_errors(f"run.data.path: cannot load {name}"):
-        found = _load(settings, split)
+        found = _load(settings, split, list(left_out))
     names = found.column_names
     if names is not None and settings.column not in names:
         raise UserError(f"run.data.column: {name} has no {settings.column!r}, only: {', '.join(names)[:200]}")
@@ -91,7 +96,7 @@ def load(settings: HuggingFaceData, split: str) -> DocumentSource:
     return TableSource(found, name, settings.column)
 
 
-def _load(settings: HuggingFaceData, split: str) -> Any:
+def _load(settings: HuggingFaceData, split: str, left_out: list[Path]) -> Any:
     import datasets
 
     datasets.disable_progress_bars()
@@ -100,8 +105,9 @@ def _load(settings: HuggingFaceData, split: str) -> Any:
         path, file = str(local) if local.exists() else settings.path, None
         if local.is_file():
             path, file = str(local.parent), local.name
+        files = _without(path, settings.subset, file, split, left_out) if left_out and local.exists() else file
         how = {"split": split, "streaming": settings.streaming}
-        return datasets.load_dataset(path, settings.subset, data_files=file, **how)
+        return datasets.load_dataset(path, settings.subset, data_files=files, **how)
     # Written by save_to_disk, which also keeps a format, such as tensors.
     found: Any = datasets.load_from_disk(str(local)).with_format(None)
     if isinstance(found, datasets.DatasetDict):
@@ -113,3 +119,19 @@ def _load(settings: HuggingFaceData, split: str) -> Any:
     elif split not in ("train", str(found.split)):
         raise UserError(f"run.data.split: {local} has no splits, so no {split!r}; leave it out")
     return found.to_iterable_dataset(num_shards=1) if settings.streaming else found
+
+
+def _without(path: str, subset: str | None, file: str | None, split: str, left_out: list[Path]) -> Any:
+    """``data_files`` of a local data set for ``split``, which may be an expression such as ``train[:90%]+test``."""
+    import datasets
+    from datasets.data_files import DataFilesDict, DataFilesList
+
+    found = datasets.load_dataset_builder(path, subset, data_files=file).config.data_files
+    read = {part.partition("[")[0].strip() for part in split.split("+")}
+    kept = DataFilesDict()
+    for name, files in found.items():
+        if name in read or "all" in read:
+            names = {str(one) for one in without([Path(one) for one in files], left_out)}
+            kept[name] = DataFilesList([one for one in files if str(Path(one)) in names], files.origin_metadata)
+    # The library's cache depends on data_files: it stays valid if no file is left out.
+    return file if all(len(files) == len(found[name]) for name, files in kept.items()) else kept

@@ -47,6 +47,7 @@ class JsonLines:
         self._ranges = [part for path in files for part in _ranges_of(path)]
         self._checked: set[Path] = set()
         self.names = [f"{part.path.name}:{part.begin}:{part.size}" for part in self._ranges]
+        self.files = [shard for shard, part in enumerate(self._ranges) if not part.begin]
         self.parts = parts(len(self.names))
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:

@@ -29,7 +29,7 @@ def splits(
     """
     match settings:
         case HuggingFaceData():
-            train = huggingface.load(settings, settings.split)
+            train = huggingface.load(settings, settings.split, left_out)
             wish = settings.validation_split
             validation = huggingface.load(settings, wish) if wish else None
         case C4Data():

@@ -4,6 +4,7 @@ of ``noloco-peer tokenize``. A row group is a shard. It is read 256 rows at a ti
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,8 +16,8 @@ from peer.data.tokenizer import Tokenizer, fingerprint
 from peer.errors import UserError, one_line
 
 BATCH_ROWS = 256  # rows that are read at once
-# In the file's metadata, by noloco-peer tokenize: the tokenizer's name and fingerprint.
-TOKENIZER, FINGERPRINT = b"noloco.tokenizer", b"noloco.tokenizer.fingerprint"
+# In the file's metadata, by noloco-peer tokenize: the tokenizer's name and fingerprint, and JSON with the end's id.
+TOKENIZER, FINGERPRINT, MADE_OF = b"noloco.tokenizer", b"noloco.tokenizer.fingerprint", b"noloco.source"
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class RowGroup:
 class Parquet:
     """A :class:`peer.data.sources.source.DocumentSource` of ``files``; reads the first of ``columns`` that exists.
 
-    If a file says which tokenizer it was made with, that must be ``tokenizer``.
+    If a file says which tokenizer and end it was made with, those must be of ``tokenizer``.
     """
 
     def __init__(self, files: list[Path], columns: tuple[str, ...], tokenizer: Tokenizer) -> None:
-        own = tokenizer.name, cache(partial(fingerprint, tokenizer))  # asked for each file
-        self._groups = [group for path in files for group in _groups(path, columns, *own)]
+        own = cache(partial(fingerprint, tokenizer))  # asked for each file
+        self._groups = [group for path in files for group in _groups(path, columns, tokenizer, own)]
         self.names = [f"{group.path.name}:{group.index}:{group.size}" for group in self._groups]
+        self.files = [shard for shard, group in enumerate(self._groups) if not group.before]
         self.parts = parts(len(self.names))
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
@@ -63,7 +65,7 @@ class Parquet:
         return f"{group.path} row {group.before + row + 1}"
 
 
-def _groups(path: Path, columns: tuple[str, ...], tokenizer: str, own: Callable[[], str]) -> list[RowGroup]:
+def _groups(path: Path, columns: tuple[str, ...], tokenizer: Tokenizer, own: Callable[[], str]) -> list[RowGroup]:
     import pyarrow
 
     total = size(path)
@@ -78,14 +80,30 @@ def _groups(path: Path, columns: tuple[str, ...], tokenizer: str, own: Callable[
     column = next((name for name in columns if name in names), None)
     if column is None:
         raise UserError(f"{path}: has no column {' or '.join(columns)}, only: {', '.join(names)[:200]}")
-    if made_with and made_with != tokenizer:
-        raise UserError(f"{path}: was made with the tokenizer {made_with}, run.data.tokenizer.name is {tokenizer}")
+    if made_with and made_with != tokenizer.name:
+        raise UserError(f"{path}: was made with the tokenizer {made_with}, run.data.tokenizer.name is {tokenizer.name}")
     if theirs and theirs != own():
         raise UserError(f"{path}: was made with another tokenizer called {made_with}; tokenize again, or use that")
+    if made_with and (end := _end(metadata)) not in (None, tokenizer.end):
+        names = {id: token for token, id in tokenizer.tokens().items()}
+        found, own_end = names.get(end, end), names.get(tokenizer.end)
+        raise UserError(
+            f"{path}: its documents end with {found!r} and those of the run with {own_end!r}; set "
+            f"run.data.tokenizer.end to {found!r}, or tokenize again"
+        )
     if not sum(rows):
         raise UserError(f"{path} has no rows; remove it or take it out of the patterns of run.data")
     wanted = (column, MASK_COLUMN) if MASK_COLUMN in names and column != MASK_COLUMN else (column,)
     return [RowGroup(path, total, index, sum(rows[:index]), wanted) for index, count in enumerate(rows) if count]
+
+
+def _end(metadata: dict[bytes, bytes]) -> int | None:
+    """The id of the token that ends each document; ``None`` if the file does not say it."""
+    try:
+        end = json.loads(metadata[MADE_OF])["end"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return end if isinstance(end, int) else None
 
 
 def _opened(path: Path) -> Any:

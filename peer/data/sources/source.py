@@ -23,9 +23,12 @@ PIECES = 64  # a data set has at least so many pieces, which each peer reads in 
 
 
 class DocumentSource(Protocol):
-    """``names``: of the shards; a name contains the size. ``parts``: a piece is every ``parts``-th row of a shard."""
+    """``names``: of the shards; a name contains the size. ``files``: the first shard of each file, or 0 alone.
+    ``parts``: a piece is every ``parts``-th row of a shard.
+    """
 
     names: list[str]
+    files: list[int]
     parts: int
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:

@@ -17,6 +17,7 @@ class Texts:
     def __init__(self, files: list[Path]) -> None:
         self._files = files
         self.names = [f"{path.name}:{size(path)}" for path in files]
+        self.files = list(range(len(files)))
         self.parts = parts(len(files))
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:

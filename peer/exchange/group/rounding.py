@@ -1,4 +1,4 @@
-"""How a group's contributions and means become bytes: fp32, bf16, or few bits an element (``run.exchange.codec``).
+"""How a group's contributions and means become bytes: fp32, fp16, bf16, or few bits an element (``run.exchange.codec``).
 
 With b bits the elements of a block of 256 are whole multiples of a step, from 1 − 2^(b−1) to 2^(b−1) − 1; the step is
 the largest of them over 2^(b−1) − 1, as bf16. With 2 bits that would leave next to nothing of most elements: they are
@@ -27,7 +27,8 @@ from peer.rounds.contribution import Readable, host_vector, parts, scratch
 LLOYD = 3  # times that two bits choose their codes by the step, and the step by the codes
 STEP_BYTES = 2  # of a block: its step as bf16
 # see objection in sketch.py
-MOST_LOST: dict[CodecName, float] = {"none": 0.0, "bf16": 0.01, "int8": 0.05, "int4": 0.5, "int2": 1.0}
+# fp16 has steps of 6e-8 for what is small: enough for a contribution whose elements are 4e-7 (rms) or more
+MOST_LOST: dict[CodecName, float] = {"none": 0.0, "fp16": 0.05, "bf16": 0.01, "int8": 0.05, "int4": 0.5, "int2": 1.0}
 
 
 class Rounding:

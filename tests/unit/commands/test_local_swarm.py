@@ -15,13 +15,13 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 
-from peer.commands.local_swarm import swarm
+from peer.commands.local_swarm import processes, swarm
 from peer.commands.local_swarm.processes import Child, monitor_of
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.model import AutoModel
-from peer.config.schema import Config, EvaluationConfig, LlamaModel, RunConfig, StdlibData
+from peer.config.schema import Config, EvaluationConfig, LlamaModel, PeerConfig, RunConfig, StdlibData
 from peer.data.open import corpus_of, validation
 from peer.errors import RunError, UserError
 from peer.process import Stop, stop_signals
@@ -30,6 +30,7 @@ from peer.replica.inner_loop import mean_loss
 from peer.training.checkpoint import Checkpoints
 from tests.unit.commands.export.test_models import roformer
 from tests.unit.data.harness import text_with_a_set
+from tests.unit.device.doubles import plug_in
 
 CONFIG = Config(
     run=RunConfig(
@@ -256,6 +257,45 @@ def test_ctrl_c_between_two_peers_starts_no_second_one(tmp_path: Path, monkeypat
     two._names.append("peer-1")
     assert two.run() == 0
     assert [call.args[0] for call in started.call_args_list] == ["bootstrap", "peer-0"]
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "given", "found"),
+    [
+        ("auto", 4, None, ["0", "1", "2"]),
+        ("cuda", 2, "5,3", ["5", "3", "5"]),
+        ("auto", 1, None, [None, None, None]),
+        ("cpu", 4, "5,3", ["5,3", "5,3", "5,3"]),
+    ],
+)
+def test_each_peer_has_a_gpu_of_its_own_as_far_as_there_are_several(
+    device: str,
+    count: int,
+    given: str | None,
+    found: list[str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All trained on the first one. A restarted peer keeps its own."""
+
+    def listening(*arguments: Any) -> str:
+        (tmp_path / "bootstrap" / "addresses").write_text("/ip4/127.0.0.1/tcp/1/p2p/Qm")
+        return "127.0.0.1:1"
+
+    plug_in(monkeypatch, "cuda", count=count)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given or "")
+    if given is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(swarm, "monitor_of", listening)
+    monkeypatch.setattr(processes.subprocess, "Popen", started := Mock(return_value=Mock(returncode=1)))
+    update = {"run": CONFIG.run.model_copy(update={"dir": tmp_path}), "peer": PeerConfig(device=device)}
+    members = swarm.LocalSwarm(CONFIG.model_copy(update=update), [], [], peers=3, resume=False)._start()
+    members[1].restart()
+    visible = [call.kwargs["env"].get("CUDA_VISIBLE_DEVICES") for call in started.call_args_list]
+    assert visible == [given, *found, found[1]]
+    warning = "warning: 3 peers share 2 GPUs; --peers 2 gives each its own\n"
+    assert capsys.readouterr().out == (warning if device == "cuda" else "")
 
 
 def test_a_stop_ends_the_wait_for_the_bootstrap_node() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from peer.config.data import ParquetData, TokenizerConfig
 from peer.data import corpus
 from peer.data.sources import opening
 from peer.data.sources.documents import Split
-from peer.data.tokenizer import load
+from peer.data.tokenizer import Tokens, load
 from peer.errors import UserError
 from tests.unit.data.harness import bpe, jsonl, texts
 
@@ -80,6 +82,39 @@ def test_a_second_call_goes_on_where_the_first_was_interrupted(tmp_path: Path, m
     assert "is there already" not in run([f"{tmp_path}/*.jsonl"], tmp_path / "out")[0]
 
 
+def test_two_calls_at_once_leave_one_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both wrote into one temporary file: it was corrupt, and later calls took it for complete."""
+    jsonl(tmp_path / "a.jsonl", texts(300))
+    out, groups = tmp_path / "out", tokenize._groups
+    names: list[set[str]] = []
+
+    def second_beside_the_first(split: Split) -> Iterator[list[Tokens]]:
+        monkeypatch.setattr(tokenize, "_groups", groups)
+        for index, group in enumerate(groups(split)):
+            yield group
+            if not index:
+                names.append({path.name for path in out.iterdir()})
+                run([f"{tmp_path}/a.jsonl"], out)
+
+    monkeypatch.setattr(tokenize, "ROW_GROUP", 1000)
+    monkeypatch.setattr(tokenize, "_groups", second_beside_the_first)
+    run([f"{tmp_path}/a.jsonl"], out)
+    assert [path.suffix for path in out.iterdir()] == [".parquet"]
+    rows = pq.read_table(out).column("input_ids").to_pylist()
+    assert [bytes(row[:-1]).decode() for row in rows] == texts(300)
+    assert str(os.getpid()) in names[0].pop()  # of this process alone
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jsonl(tmp_path / "a.jsonl", texts(10))
+    endings: list[list[str]] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda file: endings.append([path.suffix for path in (tmp_path / "out").iterdir()])
+    )
+    run([f"{tmp_path}/a.jsonl"], tmp_path / "out")
+    assert endings == [[".tmp"]]
+
+
 def test_the_wrong_tokenizer_for_such_a_file_is_a_line(tmp_path: Path) -> None:
     own = bpe(tmp_path / "small")
     jsonl(tmp_path / "a.jsonl", texts())
@@ -104,6 +139,25 @@ def test_another_end_makes_the_files_again_and_is_in_the_line_to_train_with(tmp_
     whole = split(ParquetData(**settings))
     first = next(iter(whole.in_order()))
     assert first[-1] == whole.tokenizer.end != first[-2]  # once
+
+
+def test_another_end_than_the_run_has_is_a_line(tmp_path: Path) -> None:
+    """Each document ended twice: with both."""
+    own = bpe(tmp_path / "small")
+    jsonl(tmp_path / "a.jsonl", texts())
+    run([f"{tmp_path}/a.jsonl"], tmp_path / "out", str(tmp_path / "small"), end="a")
+    data = ParquetData(name="parquet", train=(f"{tmp_path}/out/*.parquet",), sequence_length=16, tokenizer=own)
+    with pytest.raises(UserError, match=r"end with 'a' and those of the run with '<\|end\|>'; set run\.data\.token"):
+        corpus.load(data)
+    assert corpus.load(data.model_copy(update={"tokenizer": own.model_copy(update={"end": "a"})}))
+
+
+@pytest.mark.parametrize("metadata", [{}, {"noloco.source": "{"}, {"noloco.source": "[]"}, {"noloco.source": "{}"}])
+def test_a_file_need_not_say_its_end(metadata: dict[str, str], tmp_path: Path) -> None:
+    table = pa.table({"input_ids": [list(row.encode()) for row in texts()]})
+    metadata = {"noloco.tokenizer": "bytes", **metadata}
+    pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "a.parquet")
+    assert corpus.load(ParquetData(name="parquet", train=(f"{tmp_path}/a.parquet",), sequence_length=16))
 
 
 @pytest.mark.parametrize("change", ["tokenizer", "source"])

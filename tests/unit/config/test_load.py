@@ -183,9 +183,10 @@ def test_overlap_is_a_default_of_noloco_alone_and_a_codec_of_diloco_too(tmp_path
     for method in ("diloco", "decoupled", "local"):
         codec = default.codec if method == "diloco" else "none"
         assert exchange("run: {exchange: {stall: 3}}", f"run.outer.name={method}") == (False, codec, 3.0)
+    for method in ("decoupled", "local"):
         said = mistake("run: {exchange: {codec: fp16}}", tmp_path, f"run.outer.name={method}")
         assert f"exchange.codec fp16 is not for {method}, which takes none" in said
-    for codec in ("int4", "int2"):
+    for codec in ("fp16", "int4", "int2"):
         assert exchange(f"run: {{exchange: {{codec: {codec}}}}}", "run.outer.name=diloco") == (False, codec, 10.0)
     assert "exchange.codec int2 is not for noloco" in mistake("run: {exchange: {codec: int2}}", tmp_path)
     assert exchange("run: {exchange: {overlap: false, codec: none}}", "run.outer.name=local") == (False, "none", 10.0)

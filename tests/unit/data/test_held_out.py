@@ -15,7 +15,7 @@ import pytest
 
 import peer
 from peer.commands import tokenize
-from peer.config.data import AnyData, C4Data, ParquetData, TextData
+from peer.config.data import AnyData, C4Data, HuggingFaceData, ParquetData, TextData
 from peer.data import corpus
 from peer.data.sources.documents import Split
 from peer.data.tokenizer import SEPARATOR, Tokens
@@ -130,6 +130,35 @@ def test_files_of_c4_that_are_validated_on_are_not_trained_on(tmp_path: Path) ->
     assert [row[:5] in trained for row in (ROWS[0], ROWS[third], ROWS[-1])] == [True, False, True]
 
 
+README = "---\nconfigs:\n- config_name: own\n  data_files: [{split: some, path: ['train-[[]a]*', train-b.*]}]\n---\n"
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"streaming": True}, {"split": "some[:100%]", "subset": "own"}], ids=["table", "streamed", "subset"]
+)
+def test_files_of_a_local_data_set_that_are_validated_on_are_not_trained_on(
+    more: dict[str, object], tmp_path: Path
+) -> None:
+    """They were, of all sources by ``run.data.name: huggingface`` alone."""
+    folder, names = tmp_path / "set", ("train-[a]", "train-b", "test")
+    folder.mkdir()
+    for name in names:
+        jsonl(folder / f"{name}.jsonl", [f"this is {name} {index}" for index in range(400)])
+    jsonl(tmp_path / "elsewhere.jsonl", ["this is another set"])
+    if "subset" in more:
+        (folder / "README.md").write_text(README)
+    data = HuggingFaceData(name="huggingface", path=str(folder), sequence_length=8, **more)
+    every, trained = (
+        tokens(data, {"more": tuple(files)})
+        for files in ([f"{tmp_path}/elsewhere.jsonl"], [f"{folder}/train-b.jsonl", f"{folder}/test.jsonl"])
+    )
+    counts = [every.count(f"this is {name}") for name in names]
+    assert min(counts[:2]) > 380 and not counts[2]
+    assert [trained.count(f"this is {name}") for name in names] == [counts[0], 0, 0]
+    with pytest.raises(UserError, match=r"all files to train on are in run\.data\.validation or run\.evaluation"):
+        tokens(data, {"more": (f"{folder}/*.jsonl",)})
+
+
 def test_no_part_of_the_program_forgets_the_sets() -> None:
     """Three commands did: they trained or validated on other texts than the peers of the run."""
     calls = [
@@ -138,7 +167,7 @@ def test_no_part_of_the_program_forgets_the_sets() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "corpus.load"
     ]
-    assert set(calls) == {"corpus.load(run.data, run.evaluation.sets)"}
+    assert set(calls) == {"corpus.load(run.data, run.evaluation.sets, needed)"}
 
 
 def test_rows_of_which_none_is_held_out_are_a_line(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_padding_is_dropped_and_an_end_token_is_not_doubled(tmp_path: Path) -> N
     padded(tmp_path / "a.parquet", ["one", "two"], width=9)
     columns = {"input_ids": [[104, 105, 256, 7]], "attention_mask": [[1, 1, 1, 0]]}
     pq.write_table(pa.table(columns), tmp_path / "b.parquet")
-    found = corpus.opening.files([f"{tmp_path}/*.parquet"], "x", corpus.Bytes(), "text").head(100)
+    found = corpus.opening.files([f"{tmp_path}/*.parquet"], "x", corpus.Bytes(), "text").heads(100)
     assert found.tolist() == [*b"one", 256, *b"two", 256, *b"hi", 256]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import distributed
 
-from peer.device.accelerator import connect_ranks, device_count, pick_device, wants_bf16
+from peer.device.accelerator import connect_ranks, device_count, one_each, pick_device, wants_bf16
 from peer.errors import UserError
 from tests.unit import parts
 from tests.unit.device.doubles import MODULES, FirstXpu, Gpu, Mps, plug_in
@@ -29,6 +29,35 @@ def test_auto_is_the_accelerator_that_torch_names(kind: str | None, monkeypatch:
     assert device_count(pick_device("auto")) == (2 if kind else None)
     if kind:
         assert pick_device(kind).type == kind
+
+
+@pytest.mark.parametrize(
+    ("count", "given", "found"),
+    [
+        (0, None, []),
+        (1, None, []),
+        (1, "3", []),
+        (3, None, ["0", "1", "2"]),
+        (3, "", ["0", "1", "2"]),
+        (2, "GPU-b5e7, GPU-0d1c", ["GPU-b5e7", "GPU-0d1c"]),
+        (2, "6,4,99", ["6", "4"]),  # the driver ignores what is not there
+    ],
+)
+@pytest.mark.parametrize(("kind", "variable"), [("cuda", "CUDA_VISIBLE_DEVICES"), ("xpu", "ZE_AFFINITY_MASK")])
+def test_a_process_can_be_given_one_of_the_accelerators_that_are_visible(
+    kind: str, variable: str, count: int, given: str | None, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in(monkeypatch, kind if count else None, count=count)
+    monkeypatch.delenv(variable, raising=False)
+    if given is not None:
+        monkeypatch.setenv(variable, given)
+    assert one_each("auto") == [{variable: it} for it in found]
+    assert one_each("cpu") == []
+
+
+def test_the_gpu_of_a_mac_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(monkeypatch, "mps", count=2)
+    assert one_each("auto") == []
 
 
 def test_auto_leaves_an_accelerator_alone_that_is_not_known_here(monkeypatch: pytest.MonkeyPatch) -> None:

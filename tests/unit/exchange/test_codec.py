@@ -73,6 +73,13 @@ def test_a_cast_rounds_each_element(name: CodecName, bits: int) -> None:
     assert torch.equal(swap(*make("none"), one, two), one)
 
 
+def test_what_is_too_large_for_fp16_is_its_largest_number_and_what_is_not_finite_stays_so() -> None:
+    sent = torch.tensor([65504.0, 7e4, -1e30, 2e-8, 6e-8, torch.inf, -torch.inf, torch.nan])
+    found = swap(*make("fp16"), sent, sent)
+    assert found[:5].tolist() == [65504.0, 65504.0, -65504.0, 0.0, 2.0**-24]
+    assert torch.equal(found[5:7], sent[5:7]) and found[7].isnan()
+
+
 @pytest.mark.parametrize(("name", "levels"), [("int8", 256), ("int4", 16)])
 @pytest.mark.parametrize("apart", [1e-3, 1.0, 30.0])
 def test_the_error_scales_with_the_distance_not_the_weights(name: CodecName, levels: int, apart: float) -> None:

@@ -19,9 +19,9 @@ from peer.rounds.types import Outcome
 from tests.unit.exchange.group.harness import EXACT, many
 
 CODECS: list[CodecName] = list(MOST_LOST)
-BITS: dict[CodecName, float] = {"none": 32, "bf16": 16, "int8": 8, "int4": 4, "int2": 2}
+BITS: dict[CodecName, float] = {"none": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "int2": 2}
 LEVELS: dict[CodecName, float] = {"int8": 127, "int4": 7}
-ERRORS: dict[CodecName, float] = {"none": 1e-6, "bf16": 0.01, "int8": 0.02, "int4": 0.3, "int2": 0.5}
+ERRORS: dict[CodecName, float] = {"none": 1e-6, "fp16": 0.001, "bf16": 0.01, "int8": 0.02, "int4": 0.3, "int2": 0.5}
 
 
 def noise(numel: int, seed: int) -> Tensor:
@@ -44,6 +44,10 @@ def test_an_element_is_off_by_at_most_half_a_step_of_its_block(
         if codec == "int2":
             lost, norm = float((here - there).double().norm()), float(here.double().norm())
             assert lost <= (0.45 if len(here) > 50 else 0.75) * norm
+            continue
+        if codec == "fp16":  # one element does not count in the scale of the others
+            here = here.clamp(-65504, 65504)
+            assert ((here - there).abs() <= here.abs() / 2**11 + 2.0**-25).all()
             continue
         allowed = largest / LEVELS[codec] * 0.51 + 0.004 * largest if codec in LEVELS else largest / 256
         assert float((here - there).abs().max()) <= (0.0 if codec == "none" else allowed)
@@ -94,6 +98,18 @@ def test_all_members_get_the_same_mean_and_it_is_the_simulators(codec: CodecName
     if numel > 1:
         exact = torch.stack(tensors).mean(0)
         assert float((mean - exact).norm() / exact.norm()) <= ERRORS[codec]
+
+
+@pytest.mark.parametrize("scale", [1e-6, 5e-7])
+def test_a_group_uses_fp16_for_small_pseudo_gradients_too(scale: float) -> None:
+    """Below 6e-5 fp16 has fewer bits: what it loses is no sign of a false mean."""
+    tensors = [scale * noise(5000, seed) for seed in range(3)]
+    with many(3, 5000, settings=EXACT.model_copy(update={"codec": "fp16"})) as group:
+        results = group.average([Vector(it) for it in tensors])
+    exact = torch.stack(tensors).mean(0)
+    for it in results:
+        assert it is not None and it.outcome is Outcome.MERGED, it
+        assert float((it.mean - exact).norm() / exact.norm()) < 0.1
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -170,6 +170,18 @@ def test_what_peers_of_one_name_show_is_not_added(query: Query) -> None:
     assert added <= {"rate", "increase"}
 
 
+@pytest.mark.parametrize(("path", "panel"), PANELS, ids=name_of)
+def test_two_peers_of_one_name_are_two(path: Path, panel: dict[str, Any]) -> None:
+    """A name is the host's by default. Every series that has a peer has its id, too."""
+    for target in panel["targets"]:
+        for labels in re.findall(r"by \(([^)]*)\)", target["expr"]):
+            assert "peer" not in labels.split(", ") or "peer_id" in labels.split(", ")
+    for step in panel.get("transformations", ()):
+        assert step["id"] != "groupingToMatrix"  # its rows have one key, and a later one replaces the one before
+        if step["id"] == "partitionByValues":
+            assert step["options"]["fields"] == ["peer", "peer_id"]
+
+
 def test_dashboards_link_to_each_other_and_share_their_variables() -> None:
     boards = [board(path) for path in BOARDS]
     assert len({it["uid"] for it in boards}) == len({it["title"] for it in boards}) == len(boards) == 3
@@ -199,6 +211,7 @@ def test_columns_in_overrides_and_transformations_are_in_the_result(path: Path, 
     (organize,) = [step["options"] for step in panel["transformations"] if step["id"] == "organize"]
     named = {*organize["excludeByName"], *organize["renameByName"], *organize.get("indexByName", ())}
     assert named <= columns
+    assert panel["type"] != "table" or columns & {"peer_id"} <= named  # a key, and no column for readers by itself
     answering = columns - {*organize["excludeByName"]} | {*organize["renameByName"].values()}  # by old or new name
     for override in panel["fieldConfig"]["overrides"]:
         assert override["matcher"]["options"] in answering
