@@ -49,7 +49,8 @@ class PacedLoop:
                 break
         spread = stdev(losses[1:]) if steps > 1 else math.nan
         loss = fmean(losses[1:]) if steps else math.nan
-        return InnerReport(steps, steps * TOKENS, loss, losses[-1], 1.0, 1e-3, clock.monotonic() - began, spread)
+        seconds = clock.monotonic() - began
+        return InnerReport(steps, steps * TOKENS, loss, losses[-1], 1.0, 1e-3, seconds, steps, spread)
 
     def evaluate(self, batches: Iterable[None]) -> float:
         clock.sleep(self._seconds)

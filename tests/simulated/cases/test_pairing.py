@@ -188,6 +188,22 @@ def test_a_member_that_comes_to_no_meeting_is_left_out() -> None:
         assert shares(world, lambda number: number < 2)["alone"] < 0.4  # 0.98 then, 0.08 to 0.16 now
 
 
+def test_who_never_came_costs_each_member_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was left out for one inner phase, then for two: in a minute of the siege it cost each member five rounds."""
+    missed: list[str] = []
+    avoid = PairMatching.avoid
+
+    def note(self: PairMatching, peer_id: str, **how: Any) -> None:
+        missed.append(self._node.member.name)
+        avoid(self, peer_id, **how)
+
+    monkeypatch.setattr(PairMatching, "avoid", note)
+    absent = replace(machine(0.17), lie="no-show")
+    with in_a_folder(replace(swarm(*[machine(0.17)] * 5, absent, seconds=60.0), kind="blocking")) as world:
+        world.run()
+        assert max(map(missed.count, missed)) <= 4
+
+
 def test_a_member_that_says_to_be_a_million_rounds_further_moves_nobody() -> None:
     """Four of four took its weights with its step, and ended as if their run was over."""
     boasts = replace(machine(0.3), lie="boast")
