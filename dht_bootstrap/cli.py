@@ -17,7 +17,7 @@ from pathlib import Path
 
 from peer import __version__, logs
 from peer.errors import RunError, UserError, print_error
-from peer.process import Signals, Stop, stop_with_parent
+from peer.process import Signals, Stop, begin_command, stop_with_parent
 
 DEFAULT_DHT_PORT = 31337
 DEFAULT_HTTP_PORT = 9400
@@ -30,6 +30,7 @@ log = logs.get_logger("bootstrap")
 
 def main(arguments: list[str] | None = None) -> None:
     """Run until asked to stop. Exit codes as in ``noloco-peer``."""
+    begin_command()
     args = _parser().parse_args(arguments)
     logs.quiet_libraries()
     try:

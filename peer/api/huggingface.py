@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -79,6 +79,7 @@ class OuterLoopCallback(TrainerCallback):
         self._losses = StepLosses()
         self._logged: float | None = None
         self._hook: RemovableHandle | None = None
+        self._over = False  # it was said that the schedule has ended
         self._training = ""  # random id of this training, in its checkpoints
 
     def on_train_begin(
@@ -99,14 +100,14 @@ class OuterLoopCallback(TrainerCallback):
         self.outer = OuterLoop.start(parts["model"], optimizer=parts["optimizer"], **settings)
         self._losses.active = not args.torch_compile and args.n_gpu <= 1
         self._hook = parts["model"].register_forward_hook(self._losses, with_kwargs=True)
-        _advance(parts.get("lr_scheduler"), self.outer.swarm_step)
+        self._follow(parts.get("lr_scheduler"))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """The optimizer has made a step."""
         assert self.outer is not None
         loss, logged, self._logged = self._losses.take(), self._logged, None
         self.outer.step(tokens=self._step_tokens(args, state), loss=logged if loss is None else loss)
-        _advance(parts.get("lr_scheduler"), self.outer.swarm_step)
+        self._follow(parts.get("lr_scheduler"))
         if self.outer.done:
             control.should_training_stop = True
 
@@ -132,6 +133,25 @@ class OuterLoopCallback(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """Leave the swarm."""
         self.close()
+
+    def _follow(self, scheduler: Any) -> None:
+        """The learning rate of the swarm's step, where it depends on steps alone: near the swarm's end a newcomer would
+        train with the rate of a beginner.
+        """
+        assert self.outer is not None
+        scheduler = getattr(scheduler, "scheduler", scheduler)  # accelerate wraps it
+        if not hasattr(scheduler, "last_epoch") or isinstance(scheduler, ReduceLROnPlateau):
+            return
+        try:
+            with warnings.catch_warnings(action="ignore"):  # that the optimizer made no step of its own before
+                while scheduler.last_epoch < self.outer.swarm_step:
+                    scheduler.step()
+            over = not any(scheduler.get_last_lr()) and scheduler.last_epoch > 0
+        except ValueError:  # of a schedule with a last step
+            over = True
+        if over and not self.outer.done and not self._over:
+            log.warning("the schedule has ended at the swarm's step %d: give it the run's steps", self.outer.swarm_step)
+            self._over = True
 
     def _leave_at_the_end(self, state: TrainerState, control: TrainerControl) -> None:
         """When no step follows: the trainer may load its best weights, into which a running swap would be mixed."""
@@ -177,17 +197,6 @@ class OuterLoopCallback(TrainerCallback):
             return self._tokens
         before, self._seen = self._seen, int(state.num_input_tokens_seen)
         return self._seen - before or args.train_batch_size * args.gradient_accumulation_steps
-
-
-def _advance(scheduler: Any, step: int) -> None:
-    """To the swarm's step, where its rate depends on steps alone: near the swarm's end a newcomer would train with the
-    rate of a beginner.
-    """
-    scheduler = getattr(scheduler, "scheduler", scheduler)  # accelerate wraps it
-    if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
-        with warnings.catch_warnings(action="ignore"):  # that the optimizer made no step of its own before
-            while scheduler.last_epoch < step:
-                scheduler.step()
 
 
 def _file(checkpoint: Path) -> Path:

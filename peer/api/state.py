@@ -20,7 +20,7 @@ from peer.training.outer_state import Counters, OuterState
 
 log = get_logger("outer_loop")
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 SAVED = {"config", "layout", "step", "counters", "phi"}  # of every method
 
 

@@ -13,7 +13,10 @@ from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import RunConfig
 from peer.device.memory import is_out_of_memory
 from peer.errors import UserError, one_line
+from peer.logs import get_logger
 from peer.replica.model_source import locate, weight_files
+
+log = get_logger("model")
 
 
 def build(run: RunConfig) -> nn.Module:
@@ -31,11 +34,8 @@ def build(run: RunConfig) -> nn.Module:
             network.get_parameter(name).requires_grad_(parameter.requires_grad)
     else:
         network = untrained(run)
-    if _sees_ahead(network, run.data.tokenizer.vocabulary // 2):
-        raise UserError(
-            f"run.model: {run.model.source} sees the tokens that it has to predict; set is_decoder: true in its "
-            "config.json, or choose a decoder"
-        )
+    if _looks_ahead(network, run.data.tokenizer.vocabulary // 2):
+        raise _sees_ahead(run.model)
     return network
 
 
@@ -119,25 +119,42 @@ def _of_source(settings: AutoModel) -> tuple[Any, Any]:
         text = config.get_text_config()
     if not isinstance(getattr(text, "vocab_size", None), int):
         raise UserError(f"run.model: {settings.source} has no whole number as vocab_size; choose a text model")
+    if _is_encoder(config):
+        raise _sees_ahead(settings)
     return config, text
 
 
-def _sees_ahead(network: nn.Module, word: int) -> bool:
-    """Whether logits depend on later tokens, as those of encoders do: transformers has many as causal models too.
+def _is_encoder(config: Any) -> bool:
+    """As BERT: transformers has it for masked tokens too, and is_decoder is false. Known without weights."""
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_encoder_decoder
+    return masked and getattr(config, "is_decoder", None) is False
+
+
+def _looks_ahead(network: nn.Module, word: int) -> bool:
+    """Whether logits depend on later tokens. By its class one cannot know it: transformers has many such models.
 
     ``word``: a token that is none for padding.
     """
-    was = network.training
+    text, was = torch.tensor([[word, word, word], [word, word, word + 1]]), network.training
     try:
-        with torch.no_grad():
-            text = torch.tensor([[word, word, word], [word, word, word + 1]])
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             logits = network.eval()(input_ids=text).logits.float()
-    except Exception:  # noqa: BLE001 - code that needs an accelerator: not known here
+    except Exception as error:  # noqa: BLE001 - its code may need an accelerator
+        log.info("not known whether the model sees later tokens: %s", one_line(error))
         return False
     finally:
         network.train(was)
     apart = (logits[0, :2] - logits[1, :2]).abs().max()  # rounding: 2e-7 of the largest; encoders: above 2e-4
     return bool(apart > 1e-5 * logits.abs().max())
+
+
+def _sees_ahead(settings: AutoModel) -> UserError:
+    return UserError(
+        f"run.model: {settings.source} sees the tokens that it has to predict; set is_decoder: true in its "
+        "config.json, or choose a decoder"
+    )
 
 
 def _llama(settings: LlamaModel, sequence_length: int, tokens: int) -> Any:

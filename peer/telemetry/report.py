@@ -57,8 +57,8 @@ class Moment(NamedTuple):
     rested: float
 
     def until(self, now: Moment) -> float:
-        """Seconds, without the pauses between."""
-        return now.monotonic - self.monotonic - (now.rested - self.rested)
+        """Seconds, without the pauses between. The clocks of ``now`` were read one after the other."""
+        return max(0.0, now.monotonic - self.monotonic - (now.rested - self.rested))
 
 
 class Reporter:

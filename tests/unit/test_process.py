@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -66,6 +67,32 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 run({module!r})
 """
+
+
+INVITING = """
+import os, signal, sys, tempfile
+from dht_bootstrap.__main__ import main
+from peer.p2p.admission import invitation
+
+honest = invitation.load_or_create
+def interrupted(key):
+    made = honest(key)
+    os.kill(os.getpid(), signal.SIGINT)
+    return made
+
+invitation.load_or_create = interrupted
+sys.argv = ["noloco-bootstrap", "invite", "a", "--owner", "owner.key"]
+main()
+"""
+
+
+def test_ctrl_c_leaves_no_key_of_an_invitation_behind(tmp_path: Path) -> None:
+    program, environment = [sys.executable, "-c", INVITING], {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        program, capture_output=True, text=True, timeout=50, check=False, cwd=tmp_path, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [it.name for it in tmp_path.iterdir() if "invit" in it.name] == []
 
 
 @pytest.mark.parametrize("module", ["peer.commands.cli", "dht_bootstrap.cli"])

@@ -64,9 +64,9 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
                     all_here.set()
                 await receive_fp32(stream, shown, stall)
                 stream.received()
+                await stream.settle(2)
                 await all_here.wait()
                 streams.require_agreement(held_apart(table, shown, place, me))
-                await stream.settle(2)
                 return theirs
 
             theirs: SparseContribution

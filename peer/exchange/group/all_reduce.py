@@ -135,8 +135,8 @@ class _Reduction:
             stream.received()
             self._tables[place] = read_table(shown, len(self._given))
             self._told.release()
+            await stream.settle(3)  # first: who waits for a third member reads nothing here meanwhile
             await self._checked.wait()
-            await stream.settle(3)
 
         await together([outward(), inward(), stream.acknowledge(3)])
 

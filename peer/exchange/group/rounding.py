@@ -1,4 +1,4 @@
-"""How a group's contributions and means become bytes: fp32, fp16, bf16, or few bits an element (``run.exchange.codec``).
+"""How a group's contributions and means become bytes: 32, 16 or few bits an element (``run.exchange.codec``).
 
 With b bits the elements of a block of 256 are whole multiples of a step, from 1 − 2^(b−1) to 2^(b−1) − 1; the step is
 the largest of them over 2^(b−1) − 1, as bf16. With 2 bits that would leave next to nothing of most elements: they are

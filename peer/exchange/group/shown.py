@@ -6,9 +6,9 @@ The table of member i in a group of n has
 - a sketch (sketch.py) of each contribution to slice i, and of what was lost by rounding their mean;
 - a sketch of each contribution that i has sent, by slice.
 
-All of them together say whether each mean is the mean of what was sent, also where a member sends other means or shows
-another table to each. Two members that say different things of the same bytes contradict each other: one of them lies,
-and nobody else can know which.
+All of them together say whether each mean is the mean of what was sent, also if a member sends different means, or
+shows different tables, to different members. Two members that say different things of the same bytes contradict each
+other: one of them lies, and nobody else can know which.
 """
 
 from __future__ import annotations

@@ -22,8 +22,10 @@ def succeeded(report: MemberReport) -> bool:
 
 
 def sane(report: MemberReport, place: int) -> MemberReport:
-    """A report that says neither a result nor a failure is a failure of its sender, the member at ``place``."""
-    if succeeded(report) or report.outcome not in (Outcome.MERGED, Outcome.ALONE):
+    """A report that no honest member sends is a failure of its sender, the member at ``place``."""
+    two = report.other is not None
+    contradicts = report.culprit not in (None, report.other) and report.outcome is Outcome.POISONED
+    if not (two and not contradicts) and (succeeded(report) or report.outcome not in (Outcome.MERGED, Outcome.ALONE)):
         return report
     detail = "a report that has neither a result nor a failure"
     return MemberReport(culprit=place, outcome=Outcome.CORRUPT, detail=detail)
@@ -84,8 +86,8 @@ def _compare(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVe
 
 
 def _blame(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVerdict:
-    """Whom the failed members name. Certain is what this peer has seen, or two say and of nobody else: of two members
-    that contradict each other either may lie.
+    """Whom the failed members name. A culprit is certain when this peer has seen it fail, or when two members name it
+    and nobody beside it. A lone accuser may lie, and is a suspect too.
     """
     failed = {place: report for place, report in reports.items() if not succeeded(report)}
     named: dict[int, list[int]] = {}  # by the culprit's place: who says so
@@ -108,8 +110,8 @@ def _blame(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVerd
     witness = max(witnesses, key=worth)
     said = failed[witness]
     suspects = _named(said)
-    if len(witnesses) == 1 and witness not in (assembly.me, culprit) and said.other is None:
-        suspects = [culprit, witness]
+    if len(witnesses) == 1 and witness not in (assembly.me, culprit):
+        suspects = list(dict.fromkeys((*suspects, witness)))
     return nobody(said.outcome, said.detail, *suspects, certain=len(suspects) == 1)
 
 

@@ -41,12 +41,13 @@ class MemberReport(Message):
 class GroupVerdict(Message):
     """The leader to all: use the result, because all have the same; or do not.
 
-    ``culprits``: who made it fail. Not ``certain``: nobody knows; of two, one has accused the other.
+    ``culprits``: who made it fail. Not ``certain``: one of these lies, or a line
+    between two of them is cut; nobody knows which.
     """
 
     kind: Literal["verdict"] = "verdict"
     commit: bool
-    culprits: Annotated[tuple[Index, ...], Field(max_length=2)] = ()
+    culprits: Annotated[tuple[Index, ...], Field(max_length=3)] = ()
     certain: bool = True
     outcome: Outcome = Outcome.MERGED
     detail: Detail = ""

@@ -44,7 +44,7 @@ class PayloadParts:
         self._rooms: Iterator[memoryview] = iter(rooms)
         self._size = 1  # bytes of the largest part
         self._missing: dict[int, memoryview] = {}  # rooms of parts that were asked for and have not come
-        self._given_back: list[int] = []  # those of them that nobody asks for any more; a heap
+        self._given_back: list[int] = []  # those whose connection was lost: they are asked for first; a heap
         self._came: dict[int, ArrivedPart] = {}  # that the reader has not taken
 
     def next(self) -> AskedPart | None:

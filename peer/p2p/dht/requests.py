@@ -128,8 +128,8 @@ class Requests:
 class _Kept:
     """Which records the node may keep: expirations by key, author and subkey.
 
-    An author can write its subkey in many ways: its certificate is JSON, and its key may end with more padding. What a
-    crowd has filled is not full for proven authors.
+    An author can write its subkey in many ways: its certificate is JSON, and its key may end with more padding. A
+    proven author may write under a key that is full: a crowd of new ids may have filled it.
     """
 
     def __init__(self, proven: Proven) -> None:

@@ -86,8 +86,23 @@ def test_a_newcomers_learning_rate_is_that_of_the_swarms_step(wrapped: bool) -> 
     member.outer.swarm_step = 10  # its own steps are further
     member.callback.on_step_end(NOTHING, TrainerState(global_step=2, max_steps=100), member.control, **parts)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.17)
-    by_loss: Any = {"lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)}
-    member.callback.on_step_end(NOTHING, TrainerState(global_step=3, max_steps=100), member.control, **by_loss)
+
+
+def test_a_schedule_that_cannot_follow_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    schedules, member = torch.optim.lr_scheduler, Member()
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    member.outer.swarm_step = 20
+    others = schedules.ReduceLROnPlateau(optimizer), schedules.ChainedScheduler([schedules.StepLR(optimizer, 5)])
+    for schedule in (*others, None):
+        member.callback._follow(schedule)
+    assert "schedule" not in caplog.text and optimizer.param_groups[0]["lr"] == 1.0
+    for _ in range(2):
+        member.callback._follow(schedules.OneCycleLR(optimizer, 1.0, total_steps=10))
+    assert caplog.text.count("the schedule has ended at the swarm's step 20: give it the run's steps") == 1
+    other = Member()
+    other.outer.swarm_step = 20
+    other.callback._follow(schedules.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 10)))
+    assert caplog.text.count("the schedule has ended") == 2
 
 
 def test_a_model_with_the_hook_can_be_copied_and_pickled() -> None:

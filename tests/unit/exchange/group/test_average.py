@@ -98,6 +98,17 @@ def test_over_real_sockets_and_threads_too() -> None:
         assert set(outcomes(failed)) == {Outcome.TIMEOUT}
 
 
+@pytest.mark.parametrize("sparsely", [False, True])
+def test_eight_members_with_two_turns_to_send_wait_for_nobody_in_a_circle(
+    sparsely: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waited for the tables of all read nothing from those that had sent theirs: nobody had a turn any more."""
+    monkeypatch.setattr(flow_control, "IN_FLIGHT", 0)
+    own: list[Any] = [sparse(seed) for seed in range(8)] if sparsely else contributions(vectors(8, 2000))
+    with many(8, own[0].values.numel() if sparsely else 2000, 600 if sparsely else None) as group:
+        assert [it and it.outcome for it in group.average(own)] == [Outcome.MERGED] * 8
+
+
 def test_each_member_sends_no_more_than_the_formula_says() -> None:
     count, numel = 4, 100_000
     with many(count, numel) as group:

@@ -11,13 +11,13 @@ import torch
 from peer import clock
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.streams import GroupStreams, IncomingStreams
-from peer.exchange.group.verdict import believed, nobody, until_decided
+from peer.exchange.group.verdict import believed, decided, nobody, sane, until_decided
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, Hello, MemberReport
 from peer.exchange.pair.wire import Header
 from peer.p2p.deadline import running
 from peer.p2p.stream import StreamLost
 from peer.rounds.contribution import Vector
-from peer.rounds.types import Outcome
+from peer.rounds.types import Assembly, Outcome, Seat
 from tests.unit.exchange.group.harness import many
 from tests.unit.virtual import run, stream_pair, took
 
@@ -99,6 +99,40 @@ def test_a_member_believes_a_verdict_as_far_as_it_fits_what_it_has_seen(
 ) -> None:
     it = believed(said, seen)
     assert (it.commit, it.outcome, it.culprits, it.certain) == (False, outcome, culprits, certain)
+
+
+SEATS = tuple(Seat(name, f"peer-{name}") for name in "abcde")
+CONTRADICTION = {"outcome": Outcome.POISONED, "detail": "they say different things"}
+
+
+def verdict_on(*reports: MemberReport, at: int = 4) -> GroupVerdict:
+    """Of the leader, whose own report and those of most are good; ``reports``: of the members from place ``at`` on."""
+    good = [MemberReport(digest="d")] * at
+    said = {place: sane(report, place) for place, report in enumerate((*good, *reports))}
+    return decided(said, Assembly("token", SEATS, 0, {}))
+
+
+def test_a_lone_accuser_is_a_suspect_too_whomever_it_names() -> None:
+    """It named two others that contradict each other, and was never left out itself."""
+    one = verdict_on(MemberReport(culprit=1, **CONTRADICTION))
+    two = verdict_on(MemberReport(culprit=1, other=2, **CONTRADICTION))
+    assert (one.culprits, one.certain) == ((1, 4), False)
+    assert (two.culprits, two.certain) == ((1, 2, 4), False)
+
+
+@pytest.mark.parametrize("said", [{"other": 1}, {"culprit": 1, "other": 1}, {"culprit": 1, "other": 2, "digest": "d"}])
+def test_half_a_contradiction_is_a_lie_of_who_tells_it(said: dict[str, Any]) -> None:
+    """The one that it named was left out for certain."""
+    verdict = verdict_on(MemberReport(**{**CONTRADICTION, **said}))
+    if "digest" not in said:
+        assert verdict.culprits == (4,)
+    assert not verdict.commit and set(verdict.culprits) != {1}
+
+
+def test_whom_two_contradict_is_a_suspect_with_one_of_them() -> None:
+    both = [MemberReport(culprit=1, other=place, **CONTRADICTION) for place in (4, 3)]
+    verdict = verdict_on(*both, at=3)
+    assert 1 in verdict.culprits and len(verdict.culprits) == 2 and not verdict.certain
 
 
 def test_a_member_uses_the_result_when_it_has_one_and_the_leader_says_so() -> None:
