@@ -2,7 +2,7 @@
 
 A record counts since the start of its peer's process, and its peer can write anything into it. So a counter that falls
 begins anew, and tokens are believed as far as the time since this node has known the peer allows, at the run's
-plausible rate (state_transfer/join.py). What a peer did before this node first ran is not counted.
+plausible rate (state_transfer/donors.py). What a peer did before this node first ran is not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peer.errors import UserError
 from peer.logs import get_logger
 from peer.rounds.types import Count, Name
 from peer.swarm.directory.records import LIFETIME, MemberRecord
-from peer.swarm.state_transfer.join import plausible_rate
+from peer.swarm.state_transfer.donors import plausible_rate
 
 log = get_logger("contributors")
 

@@ -14,7 +14,9 @@ SETTLED_SECONDS = 60.0  # seconds after its start in which a peer may not know a
 AHEAD, BEHIND = 1.5, 4.0  # seconds; hivemind refuses above 3, and a record is up to some seconds old
 SLOW_SHARE = 0.5  # of the median of the tokens a second
 OFTEN = 3  # refusals, as in the alert NolocoPeerRefused
-PERIODS, MERGE_SLACK = 3.0, 30.0  # without a merge; seconds
+# As in the alert NolocoNoMerge. Three boundaries without a merge, and half a round more, because rounds are not equally
+# long; merges are known late. Who was alone, as all others were paused or away, has time to merge again.
+UNMERGED_ROUNDS, MERGE_SLACK, ALONE_GRACE = 3.5, 30.0, 900.0  # rounds; seconds; seconds
 
 
 class RunFinding(NamedTuple):
@@ -32,21 +34,20 @@ def findings(run: RunHistory) -> list[RunFinding]:
     usual = median(rates) if len(rates) >= 3 else 0.0
     most = Counter(peer.record.config for peer in live.values()).most_common(1)
     refused = run.refusals()
-    members = [*(peer.record for peer in live.values()), *run.unnamed]
-    active = sum(record.state != "paused" for record in members)
+    members = run.members()
+    can_merge = run.looked - run.few_at > ALONE_GRACE and any(it.report.merged_ago is not None for it in members)
     return [
         RunFinding(kind, peer_id, text)
         for peer_id, peer in live.items()
-        for kind, text in _of_peer(peer, refused[peer_id], len(members), active, usual, most[0][0])
+        for kind, text in (
+            *_of_peer(peer, refused[peer_id], len(members), usual, most[0][0]),
+            *(_of_merges(peer, run.looked) if can_merge else ()),
+        )
     ]
 
 
-def _of_peer(
-    peer: PeerHistory, refused: int, members: int, active: int, usual: float, most: str
-) -> Iterator[tuple[str, str]]:
-    """Kind and text. ``active``: members that are not paused, who can meet each other; ``usual``: tokens a second of
-    the others; ``most``: the configuration that most run.
-    """
+def _of_peer(peer: PeerHistory, refused: int, members: int, usual: float, most: str) -> Iterator[tuple[str, str]]:
+    """Kind and text. ``usual``: tokens a second of the others; ``most``: the configuration that most run."""
     record, report, name = peer.record, peer.record.report, peer.record.name
     if members >= 3 and report.seconds >= SETTLED_SECONDS and report.members < SEES * members:
         said = f"{name} sees {report.members} of {members} members: the swarm may be split"
@@ -64,8 +65,13 @@ def _of_peer(
     if record.config != most:
         said = f"{name} runs another configuration ({record.config[:12]}) than most ({most[:12]}), so nobody meets it"
         yield "config", f"{said}: compare noloco-peer show-config"
-    if active >= 2 and report.merges >= 2 and report.merged_ago is not None:
-        period = (report.seconds - report.merged_ago) / report.merges
-        if report.merged_ago >= PERIODS * period + MERGE_SLACK:
-            said = f"{name} has merged with nobody for {report.merged_ago:.0f} s, usually every {period:.0f} s"
-            yield "stuck", f"{said}: look at its log"
+
+
+def _of_merges(peer: PeerHistory, now: float) -> Iterator[tuple[str, str]]:
+    """Kind and text, in a run where peers merge."""
+    record, seconds, length = peer.record, peer.unmerged_seconds(now), peer.round_seconds()
+    if record.state == "paused" or record.report.members < 2 or length is None:
+        return
+    if seconds > UNMERGED_ROUNDS * length + MERGE_SLACK:
+        said = f"{record.name} has merged with nobody for {seconds:.0f} s, and a round takes it {length:.0f} s"
+        yield "stuck", f"{said}: look at its log"

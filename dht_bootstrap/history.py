@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ POINTS = 240  # of a curve
 NAMED = 512  # peers of all runs that are followed and named; the others are counted
 KEPT_EVENTS = 50
 PARTNERS = 6  # kept of each peer
+KEPT_ROUNDS = 100  # of each peer: their mean length is taken
 
 
 class Point(NamedTuple):
@@ -75,6 +77,7 @@ class PeerHistory:
         self.partners: deque[str] = deque(maxlen=PARTNERS)  # ids
         self._times: deque[tuple[float, float, float]] = deque()  # when, seconds and idle seconds of the process
         self._ages: deque[tuple[float, float]] = deque()  # when, age of the record by this node's clock
+        self._rounds: deque[float] = deque(maxlen=KEPT_ROUNDS)  # seconds of its process when each began
         self.written = 0.0  # unix seconds, by the peer's clock
         self._told = dict(record.report.refused)  # what its process last said of whom it refused
 
@@ -97,6 +100,9 @@ class PeerHistory:
             self._ages.popleft()
         if self._times and report.seconds < self._times[-1][1]:
             self._times.clear()  # its process is a new one
+            self._rounds.clear()
+        if entry.record.round != before.round:
+            self._rounds.append(report.seconds)
         if not self._times or report.seconds > self._times[-1][1]:
             self._times.append((now, report.seconds, report.idle_seconds))
         while len(self._times) > 2 and self._times[0][0] < now - IDLE_SECONDS:
@@ -123,6 +129,22 @@ class PeerHistory:
         seconds, idle = (self._times[-1][1] - first[1], self._times[-1][2] - first[2])
         return min(1.0, max(0.0, idle / seconds)) if seconds > 0 else None
 
+    def round_seconds(self) -> float | None:
+        """Mean length of its last rounds, without the present one, which may never end. The mean time between its
+        merges until this node has seen two rounds begin; ``None`` with fewer than two of them, too.
+        """
+        if len(self._rounds) > 1:
+            return (self._rounds[-1] - self._rounds[0]) / (len(self._rounds) - 1)
+        report = self.record.report
+        if report.merged_ago is None or report.merges < 2:
+            return None
+        return (report.seconds - report.merged_ago) / report.merges
+
+    def unmerged_seconds(self, now: float) -> float:
+        """Since its last merge; before the first, since the start of its process. Without pauses."""
+        ago = self.record.report.merged_ago
+        return self.record.report.seconds if ago is None else ago + now - self.written
+
     def clock_ahead(self) -> float | None:
         """Seconds by which its clock seems to be ahead of this node's; ``None`` with fewer than five records.
 
@@ -136,6 +158,8 @@ class RunHistory:
 
     def __init__(self, began: float = 0.0) -> None:
         self.began, self.ended_at = began, 0.0  # unix seconds; 0 while it has live members
+        # unix seconds at which the directory was read: last, and last with fewer than two members that are not paused
+        self.looked = self.few_at = -math.inf
         self.peers: dict[str, PeerHistory] = {}
         self.unnamed: list[MemberRecord] = []  # live members beyond those in ``peers``
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
@@ -143,6 +167,7 @@ class RunHistory:
         self.meetings: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, the reporting peer, its partner
         self.refused: Counter[str] = Counter()  # refusals of each peer's contributions that this node saw happen, by id
         self._refusals: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # the latest: when, whose, who says so
+        self._told: list[str] = []  # those of the last look: whose
 
     def live(self) -> dict[str, PeerHistory]:
         """By peer id."""
@@ -162,6 +187,7 @@ class RunHistory:
                 self.unnamed.append(entry.record)
         for peer_id in self.live().keys() - entries.keys():
             self._gone(peer_id, "lost", now)
+        self._count_refusals()
         if self.live() or self.unnamed:
             self.ended_at = 0.0
             self._forget(now)
@@ -169,6 +195,16 @@ class RunHistory:
             self.ended_at = now
         elif now - self.ended_at > KEPT_WHOLE:
             self.peers = self._most()
+        self.looked = now
+        self._note_few(now)
+
+    def members(self) -> list[MemberRecord]:
+        """Of the live members."""
+        return [*(peer.record for peer in self.live().values()), *self.unnamed]
+
+    def _note_few(self, now: float) -> None:
+        if sum(record.state != "paused" for record in self.members()) < 2:
+            self.few_at = now
 
     def present(self) -> dict[str, PeerHistory]:
         """The live peers by id; after the end those of its last minutes."""
@@ -195,8 +231,8 @@ class RunHistory:
             self._refusals.popleft()
 
     def refusals(self) -> Counter[str]:
-        """How often each peer's contributions were refused lately, by id, as two other members or more say: anybody can
-        say it of anybody. Of two members the other one's word counts.
+        """How often each peer's contributions were refused lately, by id. Counted only when at least two other members
+        say so, because any member can accuse any other. In a run of two members one is enough.
         """
         tellers: defaultdict[str, set[str]] = defaultdict(set)
         for _, peer_id, teller in self._refusals:
@@ -204,6 +240,12 @@ class RunHistory:
         counts = Counter(peer_id for _, peer_id, _ in self._refusals)
         needed = min(TELLERS, len(self.live()) - 1)
         return Counter({peer_id: count for peer_id, count in counts.items() if len(tellers[peer_id]) >= needed})
+
+    def _count_refusals(self) -> None:
+        """Those of this look that are believed."""
+        told, self._told = self._told, []
+        believed = self.refusals() if told else {}
+        self.refused.update(peer_id for peer_id in told if peer_id in believed)
 
     def _here(self, peer_id: str, entry: Entry, now: float) -> None:
         fresh = peer_id not in self.peers
@@ -225,7 +267,7 @@ class RunHistory:
         for name, count in peer.fresh_refusals(entry.record.report).items():
             if name in ids and count:  # once, whatever number it says
                 self._refusals.append((now, ids[name], entry.record.peer_id))
-                self.refused[ids[name]] += ids[name] in self.refusals()
+                self._told.append(ids[name])
         return peer.see(entry, now)
 
     def _gone(self, peer_id: str, how: str, now: float) -> None:

@@ -1,7 +1,8 @@
-"""The clock, and what waits in threads: the one place where the product takes them.
+"""The clock, and what waits in threads: the one place where most packages take them.
 
-A coroutine waits by the clock of its event loop; all else calls these functions. The tests replace them in this module:
-then the same code runs in virtual time, in one thread (tests/simulated).
+In exchange, outer, p2p, rounds, swarm, telemetry and training a coroutine waits by the clock of its event loop, and
+all else calls these functions. The tests replace them in this module: then those packages run in virtual time, in one
+thread (tests/simulated). The other packages, and p2p/daemon.py, may take ``time`` and ``threading`` themselves.
 """
 
 from __future__ import annotations

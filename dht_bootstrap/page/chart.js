@@ -2,7 +2,7 @@
 
 import { keyed, say, set, svg } from "./dom.js";
 import { linear, ticks, timeTicks } from "./scale.js";
-import { clock, integer, isolated } from "./words.js";
+import { clock, date, integer, isolated, moment } from "./words.js";
 
 const MARGIN = { left: 46, right: 12, top: 10, bottom: 24 };
 const CROWD = 40; // more lines than this are paler
@@ -110,7 +110,7 @@ export class Chart {
   #show() {
     const near = this.#pointer && nearest(this.#drawn, this.#pointer);
     set(this.cursor, near ? { cx: near.point[0], cy: near.point[1], visibility: null } : { visibility: "hidden" });
-    const by = this.#last?.by === "time" ? clock : (value) => `step ${integer(value)}`;
+    const by = this.#last?.by === "time" ? moment : (value) => `step ${integer(value)}`;
     say(this.readout, near ? `${isolated(near.line.name)} · ${by(near.point[2])} · ${this.format(near.point[3])}` : "");
   }
 }
@@ -128,10 +128,7 @@ function tick() {
 
 const anchor = (at, box) => (at < box.left + 12 ? "start" : at > box.right - 20 ? "end" : "middle");
 
-function day(unix, step) {
-  if (step < 86400) return clock(unix, step < 60);
-  return new Date(1000 * unix).toLocaleDateString("en", { day: "numeric", month: "short" });
-}
+const day = (unix, step) => (step < 86400 ? clock(unix, step < 60) : date(unix));
 
 /** A path that breaks where a value is missing. */
 function path(points) {

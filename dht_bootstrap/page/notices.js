@@ -1,7 +1,7 @@
 // Warnings at the top of the page; joins and departures at the bottom.
 
 import { el, keyed, say, set, show } from "./dom.js";
-import { clock, list, plain } from "./words.js";
+import { list, moment, plain } from "./words.js";
 
 const KINDS = {
   split: "Split swarm",
@@ -37,7 +37,7 @@ export function drawEvents(section, run) {
     return item;
   }, (item, it) => {
     set(item, { class: it.event in EVENTS ? it.event : null });
-    say(item.children[0], clock(it.at));
+    say(item.children[0], moment(it.at));
     say(item.children[1], plain(it.name, 64).trim() || `…${plain(it.peer_id).slice(-6)}`);
     say(item.children[2], EVENTS[it.event] ?? "changed");
   });

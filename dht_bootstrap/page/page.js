@@ -6,7 +6,7 @@ import { drawContributors } from "./contributors.js";
 import { drawJoin } from "./join.js";
 import { drawEvents, drawWarnings } from "./notices.js";
 import { RunView } from "./run.js";
-import { clock, count, duration, isolated, list, number, plain, tail } from "./words.js";
+import { count, duration, isolated, list, moment, number, plain, tail } from "./words.js";
 
 const OLD = 30; // seconds after which the last reading of the directory counts as old
 const at = (id) => document.getElementById(id);
@@ -80,7 +80,7 @@ const WORDS = {
 function unheard(trouble) {
   const [text, words] = WORDS[trouble.kind];
   const detail = trouble.kind === "gone" ? "" : `: ${isolated(plain(trouble.message, 300))}.`;
-  const since = heardAt === null ? "" : ` The data below are from ${clock((Date.now() - performance.now() + heardAt) / 1000)}.`;
+  const since = heardAt === null ? "" : ` The data below are from ${moment((Date.now() - performance.now() + heardAt) / 1000)}.`;
   connection(trouble.kind, text, `${words}${detail}${since} The page asks again every 2 seconds.`);
 }
 

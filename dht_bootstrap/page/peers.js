@@ -4,7 +4,7 @@ import { el, keyed, say, set } from "./dom.js";
 import { compact, duration, inOrder, integer, isolated, list, loss, number, percent, plain, tail } from "./words.js";
 
 const HEALTHY = 0.1;
-const ORDER = ["training", "ready", "waiting", "paused", "lost", "left"];
+const ORDER = ["training", "waiting", "paused", "lost", "left"];
 const stateOf = (peer) => (ORDER.includes(peer.state) ? peer.state : null);
 const met = (peer) => list(peer.partners).at(-1);
 

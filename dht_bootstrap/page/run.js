@@ -133,7 +133,7 @@ function figures(place, run, peers, live, ended, given) {
 
 function gone(run, peers) {
   const lost = peers.filter((peer) => peer.state === "lost").length;
-  const idle = ["waiting", "ready", "paused"].map((state) => [state, peers.filter((peer) => peer.state === state).length]);
+  const idle = ["waiting", "paused"].map((state) => [state, peers.filter((peer) => peer.state === state).length]);
   const words = [...idle.map(([state, n]) => n && `${integer(n)} ${state}`), lost && `${integer(lost)} lost`, number(run.unnamed) > 0 && `${integer(run.unnamed)} without a row`].filter(Boolean);
   return words.join(", ") || "training";
 }

@@ -20,7 +20,7 @@ export const percentTick = (value) => `${Math.round(100 * value)}%`;
 export const loss = orNothing((value) => (Math.abs(value) < 1000 ? value.toFixed(3) : brief(value)));
 
 /** Does the peer take part? One that is paused comes back. */
-export const there = (peer) => ["training", "waiting", "ready", "paused"].includes(peer.state);
+export const there = (peer) => ["training", "waiting", "paused"].includes(peer.state);
 
 /** A duration: 4 s, 3 min, 2 h 5 min, 3 days. */
 export const duration = orNothing((seconds) => {
@@ -39,6 +39,16 @@ export function clock(unix, withSeconds = true) {
   const two = (value) => String(value).padStart(2, "0");
   const time = `${two(at.getHours())}:${two(at.getMinutes())}`;
   return withSeconds ? `${time}:${two(at.getSeconds())}` : time;
+}
+
+/** Unix seconds as a local date without the year. */
+export const date = (unix) => new Date(1000 * unix).toLocaleDateString("en", { day: "numeric", month: "short" });
+
+/** Unix seconds as local time of day, after the date if that is not today's. */
+export function moment(unix) {
+  const time = clock(unix);
+  if (time === NOTHING || new Date(1000 * unix).toDateString() === new Date().toDateString()) return time;
+  return `${date(unix)}, ${time}`;
 }
 
 /** 1 peer, 2 peers. */

@@ -99,8 +99,8 @@ class StepAccount:
             grad_norm=math.nan,
             learning_rate=learning_rate,
             seconds=clock.monotonic() - self._began,
+            losses=len(losses),
             spread=float(values.std()) if len(losses) > 1 else math.nan,
-            told=len(losses),
         )
         self._rate = self.tokens_per_step
         self.begin()

@@ -1,7 +1,7 @@
 """The configuration: its types, how it is loaded, and the digest by which peers compare it.
 
-It knows YAML, environment and command line overrides. It builds nothing and imports no other package but errors and
-logs.
+It knows YAML, environment and command line overrides. It builds nothing. Of other packages it imports errors, logs
+and the form of a name (rounds/types.py).
 
 Reading order: schema.py (``run`` and ``peer``), methods.py (``run.outer``), data.py and model.py (``run.data``,
 ``run.model``), fields.py (what the sections are made of), load.py (files to a checked configuration), digest.py

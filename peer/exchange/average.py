@@ -1,4 +1,4 @@
-"""The interface of every exchange, and the arithmetic of means."""
+"""The interface of each exchange that returns a mean (not of the overlapped swap), and the arithmetic of means."""
 
 from __future__ import annotations
 

@@ -30,12 +30,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median_low
 
-import xxhash
 from torch import Tensor
 
-from peer.exchange.average import Verdict, blend, square
+from peer.exchange.average import Verdict, square
 from peer.exchange.codec import BLOCK
-from peer.rounds.contribution import Contribution, parts, scratch
 from peer.rounds.types import Outcome, Reason
 
 CLIP = 1.5  # times the usual distance; with 2.0 two hostile peers of eight drive the others apart without limit
@@ -197,18 +195,6 @@ class Judgement:
     @property
     def _unresolved_in_words(self) -> str:
         return f"{self.unresolved} of {-(-self.numel // BLOCK)} blocks could not be resolved"
-
-
-def judge(own: Contribution, theirs: Tensor, judgement: Judgement) -> Verdict:
-    """The verdict on ``theirs``, flat fp32 on the host, all at once; ``theirs`` ← the mean."""
-    digest = xxhash.xxh3_128()
-    room, room_of_change = scratch(own.numel), scratch(own.numel)
-    for start, stop in parts(own.numel):
-        part, change, mean = room[: stop - start], room_of_change[: stop - start], theirs[start:stop]
-        own.read_both(start, part, change)
-        digest.update(mean.numpy().data)
-        blend(part, mean, judgement.add(start, part, change, mean))
-    return judgement.verdict(digest.digest())
 
 
 def _poisoned(reason: Reason, detail: str) -> Verdict:

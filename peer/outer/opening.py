@@ -39,6 +39,10 @@ class PartOpening:
         """Some parts are still coming."""
         return bool(self._coming)
 
+    def skip(self, steps: int) -> None:
+        """The swarm's step has advanced by so many that this peer has not made."""
+        self.steps = {index: step + steps for index, step in self.steps.items()}
+
     def open(self, wanted: range, step: int, *, wait: bool) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Ask for the parts ``wanted`` at the inner step ``step``, and open those that have come; ``wait``: all.
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 CIRCUIT = "/p2p-circuit"
 LONGEST = 128  # characters of an address in a record
+MOST_ADDRESSES = 8  # in a record
 _OWNER = re.compile(r"/p2p/([1-9A-HJ-NP-Za-km-z]+)$")
 _PRIVATE_NETWORKS = tuple(
     map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"))
@@ -95,7 +96,7 @@ def most_public(addresses: Sequence[str]) -> str:
     return min(addresses, key=lambda it: (is_circuit(it), is_of_private_network(it)))
 
 
-def for_record(addresses: Iterable[str], count: int = 8) -> tuple[str, ...]:
+def for_record(addresses: Iterable[str]) -> tuple[str, ...]:
     """Those that a record holds, without ids: short enough, and loopback ones only when there are no others."""
     places = [place for place in map(place_of, addresses) if len(place) <= LONGEST]
-    return tuple([place for place in places if not is_loopback(place)] or places)[:count]
+    return tuple([place for place in places if not is_loopback(place)] or places)[:MOST_ADDRESSES]

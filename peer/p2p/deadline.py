@@ -66,13 +66,19 @@ async def in_time(
         raise TooSlow(f"not done within {limit:.3g} s")
 
 
-async def unless_away(work: Coroutine[Any, Any, T], away: Callable[[], bool]) -> T:
-    """The result of ``work``. Raises :class:`Leaving` when this peer has been ``away`` for ``LEAVING_SECONDS``."""
+async def unless_away(
+    work: Coroutine[Any, Any, T],
+    away: Callable[[], bool],
+    patience: float = LEAVING_SECONDS,
+    period: float = clock.SLICE,
+) -> T:
+    """The result of ``work``. Raises :class:`Leaving` when this peer has been ``away`` for ``patience`` seconds; it
+    looks every ``period`` seconds.
+    """
     seconds = 0.0
     async with running(work) as (task,):
-        while not (await asyncio.wait([task], timeout=clock.SLICE))[0]:
-            seconds += clock.SLICE if away() else 0.0
-            if seconds >= LEAVING_SECONDS:
+        while not (await asyncio.wait([task], timeout=period))[0]:
+            if away() and (seconds := seconds + period) >= patience:
                 raise Leaving("asked to stop")
         return task.result()
 

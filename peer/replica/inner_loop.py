@@ -34,13 +34,8 @@ class InnerReport:
     grad_norm: float  # of the last step, before clipping
     learning_rate: float  # of the last step
     seconds: float
+    losses: int  # that are known: ``loss`` and ``spread`` are of them
     spread: float = math.nan  # standard deviation of the steps' losses; NaN with fewer than two
-    told: int | None = None  # losses that are known; ``None``: those of all steps
-
-    @property
-    def losses(self) -> int:
-        """How many losses ``loss`` and ``spread`` are of."""
-        return self.steps if self.told is None else self.told
 
     @property
     def broken(self) -> str:
@@ -115,6 +110,7 @@ class InnerLoop:
             grad_norm=float(norm),
             learning_rate=rate,
             seconds=time.monotonic() - began,
+            losses=len(losses),
             spread=float(values.std()) if len(losses) > 1 else math.nan,
         )
 

@@ -94,7 +94,8 @@ class Averaged:
     """Result of an exchange.
 
     ``mean``: flat fp32 on the host, owned by the exchange until its next call: the mean over the group when
-    ``outcome`` is ``MERGED``, else this peer's own contribution.
+    ``outcome`` is ``MERGED``, else this peer's own contribution. An overlapped swap has none: its parts were applied
+    when they came, and ``mean`` is empty.
     """
 
     mean: Tensor

@@ -31,7 +31,7 @@ class Outcome(StrEnum):
 class Reason(StrEnum):
     """Why a partner's contribution was not used."""
 
-    HEADER = "header"  # another run, configuration, layout, size or codec
+    HEADER = "header"  # another size, or a codec that does not fit this peer's
     PROTOCOL = "protocol"  # not a message of the protocol
     DIGEST = "digest"  # the bytes do not match their digest
     NOT_FINITE = "not_finite"
@@ -51,7 +51,7 @@ class Grouping(StrEnum):
 
 @dataclass(frozen=True)
 class Link:
-    """A partner at the same boundary. ``stream``: ``None`` inside one process."""
+    """A partner at the same boundary. ``stream``: to that of a pair; ``None`` in a group of everyone."""
 
     peer_id: str
     name: str

@@ -100,11 +100,18 @@ class SwarmContext:
     counters: OwnCounters
     backoff: PeerBackoff = field(default_factory=PeerBackoff)
     tokens: Callable[[], float] = lambda: 0.0  # of an inner step, 0 when unknown
+    least_rate: float = (
+        0.0  # inner steps of the swarm a second: by run.inner_time a slow member skips what it cannot do
+    )
 
     def others(self, *, since: float = 0.0) -> list[MemberRecord]:
         """Live members of this configuration that are not paused, by records written after ``since`` (unix seconds)."""
         live = self.members.live(since=since)
         return [it for it in live if it.config == self.node.member.config and it.state != "paused"]
+
+    def rate_of(self, record: MemberRecord) -> float:
+        """Tokens of the swarm's inner steps a second by which a member comes to its end."""
+        return max(record.tokens_per_second, self.least_rate * self.tokens())
 
     def candidates(self) -> list[MemberRecord]:
         """The members of this configuration among :meth:`Members.candidates`. The others would refuse each call."""

@@ -30,7 +30,8 @@ from peer.swarm.grouping.gathering import GroupMatching
 from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Replacement
 from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
-from peer.swarm.state_transfer.join import furthest, take_from, take_state
+from peer.swarm.state_transfer.donors import furthest
+from peer.swarm.state_transfer.join import take_from, take_state
 
 log = get_logger("presence")
 
@@ -64,14 +65,23 @@ class Presence:
         vitals: Callable[[], Vitals],
         metrics_address: str | None,
         tokens: Callable[[], float] = lambda: 0.0,
+        inner_time: float | None = None,
     ) -> None:
-        """``tokens``: of an inner step, 0 when unknown."""
+        """``tokens``: of an inner step, 0 when unknown. ``inner_time``: ``run.inner_time``."""
         self._node, self._counters, self._inner_steps = node, counters, inner_steps
         self._vitals, self._metrics_address = vitals, metrics_address
         self.origin, self._divergence = Origin(), DivergenceTracker()
         self._taken = self._failed_takes = self._joins_from = 0
         self._members = Members(node, node.member.run, self._record)
-        self._context = SwarmContext(node, self._members, BoundaryClock(loop.progress), loop, counters, tokens=tokens)
+        self._context = SwarmContext(
+            node,
+            self._members,
+            BoundaryClock(loop.progress),
+            loop,
+            counters,
+            tokens=tokens,
+            least_rate=inner_steps / inner_time if inner_time else 0.0,
+        )
         self.join = partial(
             take_state,
             node,

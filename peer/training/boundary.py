@@ -24,7 +24,7 @@ from peer.training.resources import Resources
 from peer.training.rollback import Rollback
 from peer.training.validation import Validation
 
-NO_STEPS = InnerReport(0, 0, math.nan, math.nan, math.nan, math.nan, 0.0)
+NO_STEPS = InnerReport(0, 0, math.nan, math.nan, math.nan, math.nan, 0.0, 0)
 
 
 @dataclass

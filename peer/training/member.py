@@ -73,6 +73,7 @@ class Membership:
             loop=resources.context,
             counters=state.counters,
             inner_steps=run.inner_steps,
+            inner_time=run.inner_time,
             tokens=tokens,
             vitals=self._vitals,
             metrics_address=own.metrics.announce or resources.metrics_address,

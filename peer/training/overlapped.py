@@ -75,6 +75,12 @@ class Overlapped(Boundary):
         self.counters.unopened = 0
         return True
 
+    def cut(self) -> None:
+        left = self.phase_length.remaining()
+        super().cut()
+        if self._swap is not None:
+            self._swap.opening.skip(left)
+
     def between_steps(self) -> None:
         """Begin the swap of the phase that has ended, or continue it."""
         super().between_steps()
@@ -121,7 +127,10 @@ class Overlapped(Boundary):
 
     def _launch(self) -> None:
         ended, self._ended = self._ended, None
-        if ended is None or self.counters.unopened is None:  # a member's state has replaced that of the phase
+        if ended is None:
+            return
+        if self.counters.unopened is None:  # a member's state has replaced that of the phase
+            self.presence.matching.postpone()
             return
         round, progress = self.counters.round - 1, self.context.progress
 

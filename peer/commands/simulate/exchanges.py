@@ -12,11 +12,11 @@ from torch import Tensor
 
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import CodecName
-from peer.exchange.average import Verdict, mean_of_senders
+from peer.exchange.average import Verdict, blend, mean_of_senders
 from peer.exchange.codec import COEFFICIENT_BYTES, Codec, prepare, size
 from peer.exchange.group.feedback import mean_of_slices
 from peer.exchange.group.rounding import Rounding
-from peer.exchange.guard import Judgement, judge, share
+from peer.exchange.guard import Judgement, share
 from peer.exchange.pair.mailbox import overlapped_parts
 from peer.rounds.contribution import Contribution, SparseContribution, parts
 from peer.rounds.types import Outcome, Reason
@@ -49,17 +49,15 @@ def swap(one: Replica, two: Replica) -> tuple[tuple[Tensor, Tensor], tuple[Verdi
     introduce(one.codec, two.codec)
     sent = sum(size(one.codec.sends, stop - start) for start, stop in parts(own.numel))
     judgements = judgement(one, two), judgement(two, one)
-    means = (
-        _received(one.codec, own, two.codec, other, judgements[0]),
-        _received(two.codec, other, one.codec, own, judgements[1]),
-    )
-    verdicts = judge(own, means[0], judgements[0]), judge(other, means[1], judgements[1])
+    mean, verdict = _received(one.codec, own, two.codec, other, judgements[0])
+    other_mean, other_verdict = _received(two.codec, other, one.codec, own, judgements[1])
+    verdicts = verdict, other_verdict
     merged = both_merged(verdicts)
     for replica, judged in zip((one, two), judgements, strict=True):
         replica.codec.settle(merged, whole=judged.whole)
         replica.bytes_sent += sent
         replica.bytes_received += sent
-    return means, verdicts
+    return (mean, other_mean), verdicts
 
 
 def judgement(me: Replica, other: Replica) -> Judgement:
@@ -81,16 +79,20 @@ def introduce(one: Codec, two: Codec) -> None:
     two.meet(expect[0])
 
 
-def _received(codec: Codec, own: Contribution, sender: Codec, theirs: Contribution, judgement: Judgement) -> Tensor:
-    """The sender's contribution ``theirs`` after coding, at a receiver with ``codec`` and contribution ``own``."""
-    out = torch.empty(own.numel)
+def _received(
+    codec: Codec, own: Contribution, sender: Codec, theirs: Contribution, judgement: Judgement
+) -> tuple[Tensor, Verdict]:
+    """The mean of ``own`` and the sender's ``theirs`` after coding, and the verdict, at a receiver with ``codec``."""
+    out, digest = torch.empty(own.numel), xxhash.xxh3_128()
     for start, stop in parts(own.numel):
-        mine, part, change = (torch.empty(stop - start) for _ in range(3))
-        own.read(start, mine)
+        mine, trained, part, change = (torch.empty(stop - start) for _ in range(4))
+        own.read_both(start, mine, trained)
         theirs.read_both(start, part, change)
-        data = bytearray(sender.encode_changed(start, part, change))
-        judgement.unresolved += codec.decode(sender.sends, start, data, mine, out[start:stop])
-    return out
+        data, mean = bytearray(sender.encode_changed(start, part, change)), out[start:stop]
+        unresolved = codec.decode(sender.sends, start, data, mine, mean)
+        digest.update(mean.numpy().data)
+        blend(mine, mean, judgement.add(start, mine, trained, mean, unresolved))
+    return out, judgement.verdict(digest.digest())
 
 
 @dataclass

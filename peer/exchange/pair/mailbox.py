@@ -1,10 +1,10 @@
 """What the training thread and the network thread hand over in an overlapped swap.
 
 The training thread *opens* a part: it takes the outer step with a group of one and puts its own contribution here. The
-network thread sends it, receives the partner's and puts the correction here. About as many parts are open at a time as
-arrive within two inner steps (opening_pace.py). So a part is late by a step or two, and not by the transfer time of the
-whole tensor. That keeps an overlapped swap as good as a blocking one (peer/exchange/README.md). An open part takes
-twice its own memory, so at most an eighth of a large model is open.
+network thread sends it, receives the partner's and puts the correction here. About twice as many parts are open at a
+time as land while one is on its way (opening_pace.py). So a part is late by a step or two, or by twice the latency of
+the line, and not by the transfer time of the whole tensor. That keeps an overlapped swap as good as a blocking one
+(peer/exchange/README.md). An open part takes twice its own memory, so at most an eighth of a large model is open.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SwapMailbox:
         numel: int,
         loop: asyncio.AbstractEventLoop,
         learn: Callable[[int, Tensor], None] | None = None,
-        usual: int = 0,
+        usual: float = 0.0,
     ) -> None:
         self.parts = overlapped_parts(numel)
         self.opening_pace = OpeningPace(most_open(len(self.parts)), usual)

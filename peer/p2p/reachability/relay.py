@@ -76,7 +76,7 @@ class Circuit:
 
 
 class Relay:
-    """Belongs to the network thread. ``open_raw``: :meth:`peer.p2p.node.Node.open_raw`."""
+    """Belongs to the network thread. ``open_raw``: :meth:`peer.p2p.node.Node._open_raw`."""
 
     def __init__(self, open_raw: Raw, proven: Proven) -> None:
         self._open_raw, self._forwarded = open_raw, Spending(CIRCUIT_BYTES, proven)

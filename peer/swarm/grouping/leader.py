@@ -51,11 +51,9 @@ class JoinedMember:
     until: float
     ready: MemberReady | None = None
     updated: bool = False  # it has been told once to take the group's weights
-    gone: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def leave(self) -> None:
-        self.gone = True
         self.changed.set()
         self.stream.close()
 
@@ -178,7 +176,7 @@ class GroupLeader:
         late = []
         due = max(round, min((member.round for member in self._joined.values()), default=round))
         for peer_id, member in list(self._joined.items()):
-            if member.gone or member.stream.ended:  # nobody reads the stream of a member that is ready
+            if member.stream.closed or member.stream.ended:  # nobody reads the stream of a member that is ready
                 self._joined.pop(peer_id).leave()
             elif member.ready is None and member.until <= clock.monotonic():
                 log.info("no longer waiting for a member: %s", fields(peer=member.seat.name))
@@ -191,7 +189,7 @@ class GroupLeader:
     async def _listen(self, member: JoinedMember) -> None:
         """Note a member's messages until its round begins or its stream ends."""
         try:
-            while not member.gone:
+            while not member.stream.closed:
                 patience = max(member.until - clock.monotonic(), 0.0) + MEMBER_SLACK
                 member.ready = await member.stream.receive(MemberReady, patience)
                 member.changed.clear()
@@ -255,8 +253,8 @@ class GroupLeader:
     # -- the roster
 
     async def _send_roster(self, me: Seat, round: int, phase: float) -> Group:
-        members = [it for it in self._joined.values() if it.ready is not None and not it.gone]
-        self._joined = {key: it for key, it in self._joined.items() if it.ready is None and not it.gone}
+        members = [it for it in self._joined.values() if it.ready is not None]
+        self._joined = {key: it for key, it in self._joined.items() if it.ready is None}
         members.sort(key=lambda member: member.seat.peer_id)
         seats = (me, *(member.seat for member in members))
         self._since.clear()

@@ -37,7 +37,9 @@ NAMED_MEMBERS = 1000  # members from messages that are kept
 
 
 class KnownMembers:
-    """Belongs to the network thread; any thread may call :meth:`avoid`."""
+    """Belongs to the network thread. The main thread, too, calls :meth:`leader`, :meth:`longest`, :meth:`missed`,
+    :meth:`made_fail` and :meth:`suspected`, so what they change is never iterated over without a copy.
+    """
 
     def __init__(self, context: SwarmContext, patience: float) -> None:
         self._patience, self._boundary, self._progress = patience, context.boundary, context.boundary.progress
@@ -158,8 +160,8 @@ class KnownMembers:
         self._leave_out(peer_id, seconds, offence=offence, refused=self._backoff.remembers(peer_id))
 
     def suspected(self, pair: Sequence[str]) -> None:
-        """One of them says that the other one made a round fail: it lies, or the line between them is cut. One is left
-        out: who was a suspect more often, as a liar that accuses several, else the two take turns.
+        """These members contradict each other, or one accuses another: one of them lies, or a line is cut. One is left
+        out: who was a suspect more often, as a liar that accuses several, else they take turns.
         """
         if len(self._suspected) > NAMED_MEMBERS:
             self._suspected.clear()

@@ -133,7 +133,7 @@ class Proposals:
         if not self._boundary.run_ended:
             return True
         left = max(0, self._context.counters.boundary_step - record.step) * self._context.tokens()
-        soon = ends_soon(left, record.tokens_per_second, LIFETIME, self._boundary.end_patience)
+        soon = ends_soon(left, self._context.rate_of(record), LIFETIME, self._boundary.end_patience)
         return soon and record.peer_id not in self._met_at_end
 
     def _just_met(self, peer_id: str) -> bool:

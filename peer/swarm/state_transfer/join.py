@@ -10,16 +10,14 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from statistics import median_high
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
 from peer import clock
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
-from peer.p2p.deadline import TooSlow, running
+from peer.p2p.deadline import Leaving, TooSlow, unless_away
 from peer.p2p.greeting import MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import BadMessage, StreamLost
@@ -29,6 +27,7 @@ from peer.rounds.types import Seat
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import STATE_LEAST, STATE_TIMEOUT
+from peer.swarm.state_transfer.donors import DONOR_AHEAD, donors_of, plausible
 from peer.swarm.state_transfer.download import DonorBehind, DonorBusy, PartialState, download
 
 log = get_logger("join")
@@ -40,10 +39,6 @@ LONGEST_WAIT = 4 * 3600.0  # seconds for donors that are busy
 WAIT_LOG_PERIOD = 60.0  # seconds between two log lines about waiting
 HURRY = 80.0  # seconds that any state may take while there are other donors
 SLOW_DONORS = 2  # donors that are left because they are slower; after them our own link counts as slow
-DONOR_AHEAD = 128  # rounds that a member may have done since it wrote its record
-FURTHER = 2  # no donor is beyond so many times the round of half of all, and what it may have done alone since then
-ALONE_SECONDS, ALONE_ROUNDS = 3600.0, 1000  # the others were away for an hour at most; rounds where that is not known
-NEAR_ROUNDS = 5  # a member less than so many rounds behind half of all is as good a donor
 
 
 def take_state(
@@ -119,7 +114,9 @@ def take_from(
             await asyncio.sleep(ASK_ALL_PAUSE)
 
     try:
-        return node.call(_until_stopped(ask(), stopped), timeout)
+        return node.call(unless_away(ask(), stopped, 0.0, STOP_PERIOD), timeout)
+    except Leaving:
+        return None
     except (StreamLost, BadMessage, TimeoutError, RunError, UserError) as error:
         log.warning("donor failed: %s", fields(peer=donor.name, reason=str(error)))
         return None
@@ -182,7 +179,9 @@ class _DonorSearch:
             size = self._partial.size
             longest = state_limit(size, patience) + OPEN_TIMEOUT + copy_limit(size, 0.0) + 4 * STATE_TIMEOUT
             try:
-                return self._node.call(_until_stopped(work, self._stopped), longest)
+                return self._node.call(unless_away(work, self._stopped, 0.0, STOP_PERIOD), longest)
+            except Leaving:
+                return None
             except DonorBehind:
                 asked.append((record, 0))  # later with no such demand: records are some seconds old
             except TooSlow as error:
@@ -204,58 +203,3 @@ class _DonorSearch:
                 self._told[record.peer_id] = reason
                 self._members.forget(record.peer_id)
         return None
-
-
-async def _until_stopped(work: Coroutine[Any, Any, State], stopped: Callable[[], bool]) -> State | None:
-    async with running(work) as (task,):
-        while not stopped():
-            if (await asyncio.wait({task}, timeout=STOP_PERIOD))[0]:
-                return await task
-        return None
-
-
-def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens: float) -> list[MemberRecord]:
-    """Without members that say to be much further than half of all, in rounds or steps, where there are three or more.
-
-    The step that a newcomer takes decides its learning rate and when its run ends. Two ids cost little, so two voices
-    are no measure. Who is faster than half of all gets further and further ahead; who was alone has done what fits into
-    the time, at the rate that half of all have.
-
-    ``inner_steps``: of a round. ``tokens``: of an inner step, 0 when unknown.
-    """
-    if len(records) < 3:
-        return list(records)
-    said = ((it.round, it.step, it.tokens_per_second) for it in records)
-    rounds, steps, rate = (median_high(values) for values in zip(*said, strict=True))
-    phases = ALONE_SECONDS * rate / (tokens * inner_steps) if rate and tokens else ALONE_ROUNDS
-    alone = min(phases, ALONE_ROUNDS)
-    most = FURTHER * rounds + alone, FURTHER * steps + alone * inner_steps
-    return [it for it in records if it.round <= most[0] and it.step <= most[1]]
-
-
-def furthest(records: Sequence[MemberRecord], inner_steps: int, tokens: float) -> tuple[float, float]:
-    """The round and the step that any member can have reached, by the plausible ones among ``records``."""
-    known = plausible(records, inner_steps, tokens)
-    rounds, steps = max(it.round for it in known), max(it.step for it in known)
-    return rounds + DONOR_AHEAD, steps + DONOR_AHEAD * inner_steps
-
-
-def plausible_rate(record: MemberRecord, records: Sequence[MemberRecord]) -> float:
-    """The most tokens a second that a member among ``records`` is believed to do, by the same measure: its own word, up
-    to ``FURTHER`` times the second highest rate where there are three or more.
-    """
-    said = sorted(it.tokens_per_second for it in records)
-    return FURTHER * (record.tokens_per_second if len(said) < 3 else min(record.tokens_per_second, said[-2]))
-
-
-def donors_of(records: Sequence[MemberRecord], above: int, reached: int) -> list[MemberRecord]:
-    """Members beyond round ``above`` that are not far behind half of all, so that newcomers spread over many.
-
-    ``reached``: the last round of a peer that comes back, 0 for a newcomer: it need not repeat rounds that others have.
-    Of two members the furthest is the measure. Of more it is what half of them have done: peers that claim a round that
-    nobody has would otherwise be the only donors.
-    """
-    rounds = [record.round for record in records] or [0]
-    usual = median_high(rounds)
-    least = max(above + 1, usual - NEAR_ROUNDS + 1, min(reached, usual))
-    return [record for record in records if record.round >= least]

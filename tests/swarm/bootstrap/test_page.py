@@ -254,6 +254,20 @@ def test_the_tokens_of_a_run_are_those_of_its_contributors(browser: Chromium, se
     assert tab.errors == []
 
 
+def test_an_event_of_another_day_has_its_date(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+    now = time.time()
+    swarm = page_sample.swarm([page_sample.run("demo", 2, now, now - 300)], now)
+    event = {"event": "joined", "name": "a", "peer_id": page_sample.peer_id(0)}
+    swarm["runs"][0]["events"] = [{**event, "at": now - 2 * 86_400}, {**event, "at": now}]
+    tab = opened(browser, serve(lambda: swarm))
+    then, today = time.localtime(now - 2 * 86_400), time.localtime(now)
+    assert tab.ask("[...document.querySelectorAll('#events time')].map(it => it.textContent)") == [
+        time.strftime("%H:%M:%S", today),
+        f"{time.strftime('%b', then)} {then.tm_mday}, {time.strftime('%H:%M:%S', then)}",
+    ]
+    assert tab.errors == []
+
+
 @pytest.mark.parametrize("n", [0, 4, 200])
 def test_a_phone_needs_no_horizontal_scrolling(browser: Chromium, serve: Callable[..., PageServer], n: int) -> None:
     began = time.time() - 600

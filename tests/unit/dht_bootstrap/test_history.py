@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -13,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dht_bootstrap.collector import SwarmCollector
-from dht_bootstrap.findings import findings
+from dht_bootstrap.findings import ALONE_GRACE, MERGE_SLACK, UNMERGED_ROUNDS, findings
 from dht_bootstrap.history import FORGET, KEPT_WHOLE, POINTS, REFUSED_SECONDS, Curve, Point, RunHistory
 from dht_bootstrap.targets import targets
 from dht_bootstrap.view import run_view
@@ -22,6 +23,7 @@ from peer.swarm.directory.ended import ENDED_PEERS
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
 from peer.telemetry.series import OF_BOOTSTRAP, PREFIX
+from tests.unit.project.dashboards import rules
 
 NOW = 1_700_000_000.0
 HOSTILE = '<script>alert("1")</script>\n\\ \u202e'
@@ -146,6 +148,49 @@ def test_who_merges_with_nobody_while_all_others_are_paused_is_not_stuck(state: 
     assert [(it.kind, it.peer_id) for it in findings(run)] == [("stuck", "Qma")] * warned
 
 
+def first_stuck(odd: Callable[[float], dict[str, Any]], resting: range = range(0)) -> float | None:
+    """When c is said to be stuck, whose records are ``odd``. Rounds of 50 s; a and b are paused while ``resting``."""
+    run = RunHistory()
+    for at in range(0, 2000, 5):
+        states = {"state": "paused" if at in resting else "training"}
+        others = [entry(name, at, merges=at // 50, merged_ago=at % 50, **states) for name in "ab"]
+        run.see({it.record.peer_id: it for it in [*others, entry("c", at, **odd(at))]}, NOW + at)
+        found = [(it.kind, it.peer_id) for it in findings(run)]
+        assert found in ([], [("stuck", "Qmc")])
+        if found:
+            return at
+    return None
+
+
+@pytest.mark.parametrize("merges", [0, 1])
+def test_a_peer_is_stuck_after_some_of_its_rounds(merges: int) -> None:
+    """Not of its merges, which may be rare; c has merged at once, or never."""
+    longest = UNMERGED_ROUNDS * 50 + MERGE_SLACK
+    found = first_stuck(lambda at: {"merges": merges, "merged_ago": at if merges else None})
+    assert found is not None and longest < found <= longest + 5
+
+
+def test_who_was_alone_has_as_long_to_merge_again_as_with_the_alert() -> None:
+    found = first_stuck(lambda at: {"merges": 1, "merged_ago": at}, resting=range(100, 300))
+    assert found == 295 + ALONE_GRACE + 5
+
+
+def test_the_page_and_the_alert_have_one_rule() -> None:
+    (rule,) = [rule for rule in rules() if rule.get("alert") == "NolocoNoMerge"]
+    assert f"unmerged:seconds > {MERGE_SLACK:g} + {UNMERGED_ROUNDS:g} * peer:noloco_round:seconds" in rule["expr"]
+    assert f"[{ALONE_GRACE / 60:g}m:15s]) < 2" in rule["expr"]
+
+
+@pytest.mark.parametrize("odd", [{"state": "paused"}, {"members": 1}])
+def test_a_peer_that_is_paused_or_knows_nobody_is_not_stuck(odd: dict[str, Any]) -> None:
+    members = [entry("a", 200.0, merges=10, merged_ago=150.0, **odd), *(entry(name, 200.0) for name in "bc")]
+    assert "stuck" not in {it.kind for it in findings(seen((200.0, members)))}
+
+
+def test_where_nobody_merges_nobody_is_stuck() -> None:
+    assert findings(seen(*((float(at), swarm(float(at))) for at in range(0, 600, 5)))) == []
+
+
 def test_a_split_is_judged_by_all_members_the_unnamed_too() -> None:
     run, members = RunHistory(), [entry(name, 100.0, members=4) for name in "abcdefghij"]
     run.see({it.record.peer_id: it for it in members}, NOW + 100, room=4)
@@ -191,14 +236,14 @@ def test_a_refusal_counts_when_it_happens_and_never_again() -> None:
         return [entry("a", at, refused=refused), entry("b", at), entry("c", at, refused=refused)]
 
     assert refusals(told(100, ("b", 9)), told(102, ("b", 9))) == {}, "when is not known"
-    assert refusals(told(100), told(102, ("b", 2)), told(104, ("b", 3)), [entry("b", 106)]) == {"Qmb": 3}
-    assert refusals(told(100, ("b", 9)), [entry("b", 102)], told(104, ("b", 10))) == {"Qmb": 1}, "it was away"
+    assert refusals(told(100), told(102, ("b", 2)), told(104, ("b", 3)), [entry("b", 106)]) == {"Qmb": 4}
+    assert refusals(told(100, ("b", 9)), [entry("b", 102)], told(104, ("b", 10))) == {"Qmb": 2}, "it was away"
     assert refusals(told(100, ("b", 9)), told(102), told(104, ("b", 9))) == {}, "its record had no room"
     restarted = [entry(name, 102, seconds=3.0, refused=(("b", 2),)) for name in "ac"] + [entry("b", 102)]
-    assert refusals(told(100, ("b", 9)), restarted) == {"Qmb": 1}, "its process is a new one"
+    assert refusals(told(100, ("b", 9)), restarted) == {"Qmb": 2}, "its process is a new one"
     # one that is named again: the two that are refused most often are in a record
     assert refusals(told(100, ("z", 5), ("b", 4)), told(102, ("z", 5), ("y", 5)), told(104, ("b", 6), ("z", 5))) == {
-        "Qmb": 1
+        "Qmb": 2
     }
 
 

@@ -10,20 +10,21 @@ from pathlib import Path
 from queue import Queue
 from typing import Literal, TypeVar
 
+import xxhash
 from torch import Tensor
 
 from peer import clock
 from peer.config.schema import CodecName, ExchangeConfig
-from peer.exchange.average import Exchange
+from peer.exchange.average import Exchange, Verdict, blend
 from peer.exchange.codec import size
-from peer.exchange.guard import Guard
+from peer.exchange.guard import Guard, Judgement
 from peer.exchange.modulo import codec_named
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.wire import Header
 from peer.p2p.bulk import offer
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
-from peer.rounds.contribution import Averaged, Contribution, Vector
+from peer.rounds.contribution import Averaged, Contribution, Vector, parts, scratch
 from peer.rounds.types import Group, Link
 from tests.unit.virtual import stream_pair, virtual_time
 
@@ -38,6 +39,18 @@ def header(numel: int, round: int = 0, codec: CodecName = "none", **told: float)
 
 def pair_exchange(network: LoopThread, numel: int, codec: CodecName = "none") -> PairExchange:
     return PairExchange(network, numel, codec_named(codec, numel), FAST, Guard())
+
+
+def judge(own: Contribution, theirs: Tensor, judgement: Judgement) -> Verdict:
+    """The verdict on ``theirs``, flat fp32 on the host, all at once; ``theirs`` ← the mean."""
+    digest = xxhash.xxh3_128()
+    room, room_of_change = scratch(own.numel), scratch(own.numel)
+    for start, stop in parts(own.numel):
+        part, change, mean = room[: stop - start], room_of_change[: stop - start], theirs[start:stop]
+        own.read_both(start, part, change)
+        digest.update(mean.numpy().data)
+        blend(part, mean, judgement.add(start, part, change, mean))
+    return judgement.verdict(digest.digest())
 
 
 @dataclass

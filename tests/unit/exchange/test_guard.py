@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from peer.exchange.codec import Cast
-from peer.exchange.guard import RECENT_PARTNERS, Guard, Judgement, judge, share
+from peer.exchange.guard import RECENT_PARTNERS, Guard, Judgement, share
 from peer.exchange.pair.blocking import PairExchange
 from peer.p2p.event_loop import LoopThread
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome, Reason
 from tests.swarm.support.attacks import Attack, Hostile
-from tests.unit.exchange.pair_harness import FAST, at_once
+from tests.unit.exchange.pair_harness import FAST, at_once, judge
 from tests.unit.virtual import stream_pair
 
 NUMEL = 20_000

@@ -15,7 +15,7 @@ def test_as_many_are_open_as_land_in_two_inner_steps() -> None:
         opened += free[-1]
         assert opened - received == max(LEAST_OPEN, 2 * landed + 1)
     assert free == [2, 5, 11, 11]
-    assert pace.landing == 14 // 4
+    assert pace.landing == 14 / 4
 
 
 @pytest.mark.parametrize(("received", "sent", "free"), [(10, 10, 64), (10, 3, 57), (0, 10, 54)])
@@ -49,3 +49,18 @@ def test_time_without_inner_steps_is_no_step() -> None:
 
 def test_never_fewer_than_none() -> None:
     assert OpeningPace(2).free(5, 0, 0) == OpeningPace(2).free(5, 0, 0, idle=True) == 0
+
+
+@pytest.mark.parametrize("latency", [1, 4, 9])  # inner steps
+def test_a_line_that_takes_longer_than_a_step_is_filled_all_the_same(latency: int) -> None:
+    """Parts that landed in one inner step were the measure: with four steps on the way a swap took twice as long."""
+    rate, parts, usual, took = 3, 600, 0.0, 0
+    for _ in range(2):  # the second swap begins with what the first one has learned
+        pace, opened, landing, received, took = OpeningPace(10_000, usual), 0, list[float](), 0, 0
+        while received < parts:
+            received = sum(at <= took for at in landing)
+            for _ in range(min(pace.free(opened, received, received), parts - opened)):
+                landing.append(max(took + latency, landing[-1] + 1 / rate if landing else 0))
+                opened += 1
+            took, usual = took + 1, pace.landing
+    assert took <= 1.1 * (parts / rate + latency)

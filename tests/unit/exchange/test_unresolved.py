@@ -11,13 +11,13 @@ from torch import Tensor
 
 from peer.config.schema import CodecName
 from peer.exchange.codec import BLOCK, size
-from peer.exchange.guard import Guard, judge
+from peer.exchange.guard import Guard
 from peer.exchange.modulo import Modulo, codec_named
 from peer.exchange.pair.blocking import PairExchange
 from peer.p2p.event_loop import LoopThread
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome, Reason
-from tests.unit.exchange.pair_harness import FAST, at_once
+from tests.unit.exchange.pair_harness import FAST, at_once, judge
 from tests.unit.exchange.test_guard import Trained
 from tests.unit.virtual import stream_pair, virtual_time
 

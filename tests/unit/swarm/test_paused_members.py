@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from peer.swarm.context import BoundaryClock, SwarmContext
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.reader import Entry
 from peer.swarm.grouping.roster import KnownMembers
-from peer.swarm.state_transfer.join import donors_of
+from peer.swarm.state_transfer.donors import donors_of
 from tests.unit.parts import member_record
 
 CONFIG = member_record("QmA").config
@@ -41,6 +42,15 @@ def ids(records: Any) -> set[str]:
 def test_no_candidate_is_paused(context: SwarmContext) -> None:
     assert ids(context.others()) == {"QmA", "QmB"}
     assert ids(context.members.candidates()) == {"QmA", "QmB"}
+
+
+def test_who_skips_inner_steps_ends_as_soon_as_the_others(context: SwarmContext) -> None:
+    """A slow peer of run.inner_time was believed to need four times as long: none of them got the last plain means."""
+    slow = context.others()[0].model_copy(update={"tokens_per_second": 40.0})
+    assert context.rate_of(slow) == 40.0
+    paced = replace(context, tokens=lambda: 64.0, least_rate=50 / 20.0)
+    assert paced.rate_of(slow) == 160.0
+    assert paced.rate_of(slow.model_copy(update={"tokens_per_second": 200.0})) == 200.0
 
 
 def test_a_paused_member_is_there_for_newcomers(context: SwarmContext) -> None:

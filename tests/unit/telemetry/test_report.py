@@ -42,7 +42,7 @@ def test_a_loss_that_no_record_can_have_is_left_out(tmp_path: Path) -> None:
 
 
 def inner_report(loss: float = 3.0, steps: int = 10) -> InnerReport:
-    return InnerReport(steps, 64 * steps, loss, loss, grad_norm=1.5, learning_rate=1e-3, seconds=2.0)
+    return InnerReport(steps, 64 * steps, loss, loss, grad_norm=1.5, learning_rate=1e-3, seconds=2.0, losses=steps)
 
 
 def round_report(

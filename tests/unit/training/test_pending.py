@@ -79,6 +79,20 @@ def test_a_restart_takes_the_outer_step_of_the_parts_that_were_not_open(
     torch.testing.assert_close(theta(again), member.vectors[0])
 
 
+def test_steps_that_were_skipped_are_no_delay_of_a_swap(scene: Scene) -> None:
+    """With run.inner_time a slow peer's swaps looked twice as late as they were."""
+    boundary = overlapped(scene, Exchange(mailbox=Asking))
+    assert boundary.cross(scene.train())
+    boundary.between_steps()
+    swap = boundary._swap
+    assert swap is not None
+    before, step = dict(swap.opening.steps), scene.state.inner.step
+    scene.length.begin()
+    boundary.cut()
+    skipped = scene.state.inner.step - step
+    assert skipped > 0 and swap.opening.steps == {index: it + skipped for index, it in before.items()} != {}
+
+
 def test_moments_are_not_those_of_the_checkpoints_file(scene: Scene, tmp_path: Path) -> None:
     """It was mapped until the end of the process, so the disk had less room than was counted."""
     scene.train()
@@ -97,6 +111,7 @@ def test_a_swap_does_not_begin_for_weights_that_a_members_have_replaced(scene: S
     scene.state.adopt(member)
     boundary.between_steps()
     assert exchange.mailboxes == [] and torch.equal(scene.state.outer.slow.phi, member.vectors[0])
+    assert scene.presence.postponed == 1, "its partner waited, and left out a peer that has just been healed"
 
 
 def test_a_change_that_is_kept_when_catching_up_is_still_given(scene: Scene) -> None:

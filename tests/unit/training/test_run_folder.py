@@ -47,7 +47,7 @@ def test_a_name_is_refused_while_its_peer_runs_and_free_once_it_is_killed(tmp_pa
 
 
 def report(number: int, outcome: Outcome = Outcome.MERGED, partner: str = "b") -> RoundReport:
-    inner = InnerReport(10, 640, 4.0 - number / 10, 4.5 - number / 10, 1.0, 1e-3, 2.0)
+    inner = InnerReport(10, 640, 4.0 - number / 10, 4.5 - number / 10, 1.0, 1e-3, 2.0, losses=10)
     partners = () if outcome is Outcome.ALONE else (partner,)
     averaged = Averaged(torch.zeros(1), outcome, partners, 100, 90, 0.5, distance=0.1)
     seconds = {**dict.fromkeys(PHASES, 0.0), "inner": 9.0, "match": 0.25, "exchange": 0.75}

@@ -1,0 +1,67 @@
+"""Which members a newcomer believes and asks for their state, by their records. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median_high
+
+from peer.swarm.directory.records import MemberRecord
+
+DONOR_AHEAD = 128  # rounds that a member may have done since it wrote its record
+FURTHER = 2  # no donor is beyond so many times the median round, plus what it may have done alone since then
+ALONE_SECONDS, ALONE_ROUNDS = 3600.0, 1000  # the others were away for an hour at most; rounds where that is not known
+NEAR_ROUNDS = 5  # a member less than so many rounds behind the median is as good a donor
+
+
+def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens: float) -> list[MemberRecord]:
+    """Without members that say to be much further than the median, in rounds or steps, where there are three or more.
+
+    The step that a newcomer takes decides its learning rate and when its run ends. Two ids cost little, so two voices
+    are no measure. A member that is faster than the median gets further and further ahead; one that was alone has done
+    what fits into the time at the median rate.
+
+    ``inner_steps``: of a round. ``tokens``: of an inner step, 0 when unknown.
+    """
+    if len(records) < 3:
+        return list(records)
+    said = ((it.round, it.step, it.tokens_per_second) for it in voices(records))
+    rounds, steps, rate = (median_high(values) for values in zip(*said, strict=True))
+    phases = ALONE_SECONDS * rate / (tokens * inner_steps) if rate and tokens else ALONE_ROUNDS
+    alone = min(phases, ALONE_ROUNDS)
+    most = FURTHER * rounds + alone, FURTHER * steps + alone * inner_steps
+    return [it for it in records if it.round <= most[0] and it.step <= most[1]]
+
+
+def voices(records: Sequence[MemberRecord]) -> Sequence[MemberRecord]:
+    """Those whose rounds are a measure: of members that have not trained yet nobody would take anything. But one member
+    that says to have trained is no measure for all others.
+    """
+    trained = [record for record in records if record.round]
+    return trained if len(trained) > 1 else records
+
+
+def furthest(records: Sequence[MemberRecord], inner_steps: int, tokens: float) -> tuple[float, float]:
+    """The round and the step that any member can have reached, by the plausible ones among ``records``."""
+    known = plausible(records, inner_steps, tokens)
+    rounds, steps = max(it.round for it in known), max(it.step for it in known)
+    return rounds + DONOR_AHEAD, steps + DONOR_AHEAD * inner_steps
+
+
+def plausible_rate(record: MemberRecord, records: Sequence[MemberRecord]) -> float:
+    """The most tokens a second that a member among ``records`` is believed to do: its own word, up to ``FURTHER`` times
+    the second highest rate where there are three or more. The median is no measure of machines that differ by far, so
+    two members can give each other any rate.
+    """
+    said = sorted(it.tokens_per_second for it in records)
+    return FURTHER * (record.tokens_per_second if len(said) < 3 else min(record.tokens_per_second, said[-2]))
+
+
+def donors_of(records: Sequence[MemberRecord], above: int, reached: int) -> list[MemberRecord]:
+    """Members beyond round ``above`` that are not far behind the median, so that newcomers spread over many.
+
+    ``reached``: the last round of a peer that comes back, 0 for a newcomer: it need not repeat rounds that others have.
+    Peers that claim a round that nobody has would be the only donors if the furthest were the measure.
+    """
+    usual = median_high([record.round for record in voices(records)] or [0])
+    least = max(above + 1, usual - NEAR_ROUNDS + 1, min(reached, usual))
+    return [record for record in records if record.round >= least]
