@@ -130,8 +130,8 @@ class PeerHistory:
         return min(1.0, max(0.0, idle / seconds)) if seconds > 0 else None
 
     def round_seconds(self) -> float | None:
-        """Mean length of its last rounds, without the present one, which may never end. The mean time between its
-        merges until this node has seen two rounds begin; ``None`` with fewer than two of them, too.
+        """Mean length of its last rounds, without the present one, which may never end. Until this node has seen two
+        rounds begin it is the mean time between merges, or ``None`` if the peer has merged fewer than two times.
         """
         if len(self._rounds) > 1:
             return (self._rounds[-1] - self._rounds[0]) / (len(self._rounds) - 1)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -79,7 +79,7 @@ class OuterLoopCallback(TrainerCallback):
         self._losses = StepLosses()
         self._logged: float | None = None
         self._hook: RemovableHandle | None = None
-        self._over = False  # it was said that the schedule has ended
+        self._over = False  # it was said that the learning rate is 0
         self._training = ""  # random id of this training, in its checkpoints
 
     def on_train_begin(
@@ -140,7 +140,8 @@ class OuterLoopCallback(TrainerCallback):
         """
         assert self.outer is not None
         scheduler = getattr(scheduler, "scheduler", scheduler)  # accelerate wraps it
-        if not hasattr(scheduler, "last_epoch") or isinstance(scheduler, ReduceLROnPlateau):
+        by_steps = isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau)
+        if not by_steps or not hasattr(scheduler, "last_epoch"):
             return
         try:
             with warnings.catch_warnings(action="ignore"):  # that the optimizer made no step of its own before
@@ -150,7 +151,10 @@ class OuterLoopCallback(TrainerCallback):
         except ValueError:  # of a schedule with a last step
             over = True
         if over and not self.outer.done and not self._over:
-            log.warning("the schedule has ended at the swarm's step %d: give it the run's steps", self.outer.swarm_step)
+            log.warning(
+                "the learning rate is 0 at the swarm's step %d: the schedule needs the run's steps",
+                self.outer.swarm_step,
+            )
             self._over = True
 
     def _leave_at_the_end(self, state: TrainerState, control: TrainerControl) -> None:

@@ -77,6 +77,8 @@ def one_each(wish: str) -> list[dict[str, str]]:
     variable, count = _VISIBLE.get(device.type), device_count(device) or 0
     if variable is None or count < 2:
         return []
+    if torch.version.hip and "HIP_VISIBLE_DEVICES" in os.environ:  # there it has precedence
+        variable = "HIP_VISIBLE_DEVICES"
     given = [entry.strip() for entry in os.environ.get(variable, "").split(",") if entry.strip()]
     return [{variable: entry} for entry in given[:count] or map(str, range(count))]
 

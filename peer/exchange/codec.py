@@ -104,7 +104,7 @@ class Cast(Codec):
         self.sends, self.understands = name, (name,)
 
     def encode(self, start: int, part: Tensor) -> bytes:
-        """Little endian. A copy: the transport may keep it. What is finite stays so."""
+        """Little endian. A copy: the transport may keep it. Finite elements stay finite."""
         cast = part.to(DTYPES[self.sends])
         if self.sends == "fp16":
             cast = torch.where(part.isfinite(), cast.clamp(-MOST_FP16, MOST_FP16), cast)

@@ -100,9 +100,9 @@ class SwarmContext:
     counters: OwnCounters
     backoff: PeerBackoff = field(default_factory=PeerBackoff)
     tokens: Callable[[], float] = lambda: 0.0  # of an inner step, 0 when unknown
-    least_rate: float = (
-        0.0  # inner steps of the swarm a second: by run.inner_time a slow member skips what it cannot do
-    )
+    # The least rate at which any member's step count grows, in steps a second. With run.inner_time a slow member skips
+    # steps, so its count grows as fast.
+    least_rate: float = 0.0
 
     def others(self, *, since: float = 0.0) -> list[MemberRecord]:
         """Live members of this configuration that are not paused, by records written after ``since`` (unix seconds)."""
@@ -110,7 +110,7 @@ class SwarmContext:
         return [it for it in live if it.config == self.node.member.config and it.state != "paused"]
 
     def rate_of(self, record: MemberRecord) -> float:
-        """Tokens of the swarm's inner steps a second by which a member comes to its end."""
+        """The rate at which a member's step count grows, in tokens a second."""
         return max(record.tokens_per_second, self.least_rate * self.tokens())
 
     def candidates(self) -> list[MemberRecord]:
@@ -143,8 +143,10 @@ class Matching:
         """
         return Group(round)
 
-    def postpone(self) -> None:
-        """This peer is at its boundary while its last swap runs: the boundary comes a phase later (pairs only)."""
+    def postpone(self, reason: str = "our last swap has not ended") -> None:
+        """No swap begins at this boundary: the last one still runs, or another state was adopted. A meeting that was
+        agreed for it is off (pairs only).
+        """
 
     def end_run(self) -> None:
         """This peer has made its last inner step: from now on it meets only peers that have too (pairs only)."""

@@ -130,7 +130,7 @@ class Overlapped(Boundary):
         if ended is None:
             return
         if self.counters.unopened is None:  # a member's state has replaced that of the phase
-            self.presence.matching.postpone()
+            self.presence.matching.postpone("took the weights of a member")
             return
         round, progress = self.counters.round - 1, self.context.progress
 

@@ -135,7 +135,9 @@ class _Reduction:
             stream.received()
             self._tables[place] = read_table(shown, len(self._given))
             self._told.release()
-            await stream.settle(3)  # first: who waits for a third member reads nothing here meanwhile
+            # Before the next wait: while this peer waits for a third member's table it reads no acknowledgements from
+            # this stream, and the member's turn to send would never end.
+            await stream.settle(3)
             await self._checked.wait()
 
         await together([outward(), inward(), stream.acknowledge(3)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LEAST_OPEN = 2  # parts open at once
+LONG_STEP = 3.0  # times as many parts as usual land in an inner step that says nothing of their way
 
 
 class OpeningPace:
@@ -32,7 +33,11 @@ class OpeningPace:
     def _landed(self, opened: int, received: int) -> float:
         self._steps.append((opened, received))
         last = len(self._steps) - 1
-        if last and received > self._steps[-2][1]:
+        landed = received - self._steps[-2][1] if last else 0
+        long = (
+            landed > LONG_STEP * received / (last + 1) + LEAST_OPEN
+        )  # in one with an evaluation all seem to land at once
+        if landed and not long:
             before = last - 1  # the last inner step before which the newest part that has landed was not open
             while before and self._steps[before][0] >= received:
                 before -= 1

@@ -48,7 +48,7 @@ class KnownMembers:
         self._named: dict[str, tuple[Seat, float]] = {}  # from messages, with the time until which it counts
         self._notice_due: dict[str, float] = {}  # from when on a member may get the next notice
         self.leadership = Leadership(self._node, lambda: self._backoff_seconds)
-        self._suspected, self._left_out = Counter[str](), ""  # how often, by id; the last one that was left out for it
+        self._suspected, self._left_out = Counter[str](), Counter[str]()  # how often, by id; how often for that
         self._unreached = False  # a member lives, and this peer has failed to call it twice
         self._absent: set[str] = set()  # ids of members that were told to join, and have not
 
@@ -165,9 +165,10 @@ class KnownMembers:
         """
         if len(self._suspected) > NAMED_MEMBERS:
             self._suspected.clear()
+            self._left_out.clear()
         self._suspected.update(pair)
-        out = max(pair, key=lambda peer_id: (self._suspected[peer_id], peer_id != self._left_out, peer_id))
-        self._left_out = out
+        out = max(pair, key=lambda peer_id: (self._suspected[peer_id], -self._left_out[peer_id], peer_id))
+        self._left_out[out] += 1
         for peer_id in pair:
             if peer_id == out != self._node.peer_id:
                 self._leave_out(peer_id, self._backoff_seconds, offence=False, refused=True)

@@ -113,14 +113,14 @@ class Agreement:
         if self.meeting is not None and self.meeting.stream.remote == peer_id:
             self.cancel(self.meeting)
 
-    async def postpone(self) -> None:
+    async def postpone(self, reason: str) -> None:
         """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it. A meeting
         of the boundary before, whose partner this peer still awaits, is not.
         """
         if self.meeting is None or self._boundary.here:
             return
         if self.meeting.own_wait() < (self._boundary.progress.phase_seconds or 0.0) / 2:
-            log.info("no meeting: %s", fields(partner=self.meeting.name, reason="our last swap has not ended"))
+            log.info("no meeting: %s", fields(partner=self.meeting.name, reason=reason))
             self.cancel(self.meeting)
 
     async def end_run(self) -> None:

@@ -64,8 +64,8 @@ class PairMatching(Matching):
         patience = linger + 4 * phase + 4 * (PARTNER_SLACK + MEET_TIMEOUT)
         return self._node.call(self._meet(self._boundary.progress.phases if after is None else after, linger), patience)
 
-    def postpone(self) -> None:
-        self._node.spawn(self._agreement.postpone())
+    def postpone(self, reason: str = "our last swap has not ended") -> None:
+        self._node.spawn(self._agreement.postpone(reason))
 
     def end_run(self) -> None:
         self._patience = self._boundary.end_patience

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median_high
+from statistics import median_high, median_low
 
 from peer.swarm.directory.records import MemberRecord
 
@@ -24,20 +24,26 @@ def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens: float) 
     """
     if len(records) < 3:
         return list(records)
-    said = ((it.round, it.step, it.tokens_per_second) for it in voices(records))
-    rounds, steps, rate = (median_high(values) for values in zip(*said, strict=True))
+    said = [(it.round, it.step, it.tokens_per_second) for it in _trained(records)]
+    rounds, steps, rate = (_median(values, len(records)) for values in zip(*said, strict=True))
     phases = ALONE_SECONDS * rate / (tokens * inner_steps) if rate and tokens else ALONE_ROUNDS
     alone = min(phases, ALONE_ROUNDS)
     most = FURTHER * rounds + alone, FURTHER * steps + alone * inner_steps
     return [it for it in records if it.round <= most[0] and it.step <= most[1]]
 
 
-def voices(records: Sequence[MemberRecord]) -> Sequence[MemberRecord]:
-    """Those whose rounds are a measure: of members that have not trained yet nobody would take anything. But one member
-    that says to have trained is no measure for all others.
+def _trained(records: Sequence[MemberRecord]) -> Sequence[MemberRecord]:
+    """The members whose median is the measure: those that have finished a round, if there are at least two; else all.
+
+    Nobody takes the state of a member of round 0.
     """
     trained = [record for record in records if record.round]
     return trained if len(trained) > 1 else records
+
+
+def _median(values: Sequence[float], members: int) -> float:
+    """Of two of more ``members`` the lower value, as one of them may lie."""
+    return median_low(values) if len(values) == 2 < members else median_high(values)
 
 
 def furthest(records: Sequence[MemberRecord], inner_steps: int, tokens: float) -> tuple[float, float]:
@@ -62,6 +68,6 @@ def donors_of(records: Sequence[MemberRecord], above: int, reached: int) -> list
     ``reached``: the last round of a peer that comes back, 0 for a newcomer: it need not repeat rounds that others have.
     Peers that claim a round that nobody has would be the only donors if the furthest were the measure.
     """
-    usual = median_high([record.round for record in voices(records)] or [0])
+    usual = _median([record.round for record in _trained(records)] or [0], len(records))
     least = max(above + 1, usual - NEAR_ROUNDS + 1, min(reached, usual))
     return [record for record in records if record.round >= least]

@@ -55,7 +55,7 @@ def take_state(
     without: Collection[str] = (),
     stopped: Callable[[], bool] = lambda: False,
 ) -> State | None:
-    """The verified state of a random member that is about as far as half of them; ``None`` when no member is beyond
+    """The verified state of a random member that is about as far as the median one; ``None`` when no member is beyond
     round ``above`` or this peer is ``stopped``.
 
     ``inner_steps``: of a round. ``tokens``: of an inner step, 0 when unknown. ``room``: a flat fp32 host vector for

@@ -92,17 +92,21 @@ def test_a_schedule_that_cannot_follow_is_no_error(caplog: pytest.LogCaptureFixt
     schedules, member = torch.optim.lr_scheduler, Member()
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     member.outer.swarm_step = 20
-    others = schedules.ReduceLROnPlateau(optimizer), schedules.ChainedScheduler([schedules.StepLR(optimizer, 5)])
+    others = (
+        schedules.ReduceLROnPlateau(optimizer),
+        schedules.ChainedScheduler([schedules.StepLR(optimizer, 5)]),
+        SimpleNamespace(last_epoch=0, step=lambda metrics: None),  # as transformers' GreedyLR
+    )
     for schedule in (*others, None):
         member.callback._follow(schedule)
     assert "schedule" not in caplog.text and optimizer.param_groups[0]["lr"] == 1.0
     for _ in range(2):
         member.callback._follow(schedules.OneCycleLR(optimizer, 1.0, total_steps=10))
-    assert caplog.text.count("the schedule has ended at the swarm's step 20: give it the run's steps") == 1
+    assert caplog.text.count("the learning rate is 0 at the swarm's step 20: the schedule needs the run's steps") == 1
     other = Member()
     other.outer.swarm_step = 20
     other.callback._follow(schedules.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 10)))
-    assert caplog.text.count("the schedule has ended") == 2
+    assert caplog.text.count("the learning rate is 0") == 2
 
 
 def test_a_model_with_the_hook_can_be_copied_and_pickled() -> None:

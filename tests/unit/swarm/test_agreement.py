@@ -101,12 +101,12 @@ def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
             agreement.commit(mine, "partner", Accept(eta=1.0), announced)
             await asyncio.sleep(2.0)
             context.boundary.here = here
-            await agreement.postpone()
+            await agreement.postpone("late")
             assert (agreement.meeting is None) is off
             if off:
                 with pytest.raises(StreamLost):
                     await theirs.receive(PartnerReady, 5)
-            await agreement.postpone()
+            await agreement.postpone("late")
 
         thread.call(work(), 20)
         thread.close()

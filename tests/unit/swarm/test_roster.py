@@ -266,7 +266,15 @@ def test_who_accuses_one_after_the_other_is_left_out_itself() -> None:
     it = group("a", "b", "c", "liar")
     for victim in ("a", "b", "c", "a"):
         it.suspected((victim, "liar"))
-        assert it._left_out == "liar"
+    assert it._left_out == {"liar": 4}
+
+
+def test_of_three_suspects_each_has_its_turn() -> None:
+    """Two of them took turns, and an accuser with the smallest id was never left out."""
+    it = group("a", "b", "c")
+    for _ in range(6):
+        it.suspected(("a", "b", "c"))
+    assert it._left_out == {"a": 2, "b": 2, "c": 2}
 
 
 def test_suspects_lead_after_the_others() -> None:

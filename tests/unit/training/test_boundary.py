@@ -45,7 +45,7 @@ class Presence:
         self.postponed = 0
         self.matching = self
 
-    def postpone(self) -> None:
+    def postpone(self, reason: str = "") -> None:
         self.postponed += 1
 
     def group_for(self, round: int, after: int | None = None) -> Group:
