@@ -114,8 +114,10 @@ class PairMatching(Matching):
 
     async def _partner_of(self, meeting: Meeting, linger: float) -> Link | None:
         """Tell the partner that this peer is here; wait for it as long as it announced. ``linger``: seconds on top."""
-        reason = "left"
+        reason, phase = "left", self._boundary.progress.phase_seconds
         try:
+            if phase and meeting.their_eta() > phase:  # this peer is here much earlier than it announced
+                raise StreamLost("comes more than a phase later")
             await meeting.stream.send(PartnerReady(), MEET_TIMEOUT)
             for patience in clock.slices(1.5 * meeting.their_eta() + PARTNER_SLACK + linger):
                 await asyncio.wait([meeting.came], timeout=patience)

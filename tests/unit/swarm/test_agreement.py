@@ -15,11 +15,11 @@ from peer.p2p.stream import StreamLost
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.progress import Progress
 from peer.swarm.context import BoundaryClock, SwarmContext
-from peer.swarm.pairing.agreement import Accept, Agreement, PartnerReady
+from peer.swarm.pairing.agreement import Accept, Agreement, Meeting, PartnerReady
 from peer.swarm.pairing.proposals import Proposals
 from peer.swarm.pairing.rendezvous import PairMatching
 from tests.unit.parts import member_record
-from tests.unit.virtual import stream_pair, virtual_time
+from tests.unit.virtual import run, stream_pair, virtual_time
 
 
 @pytest.mark.parametrize("step", ["end_run", "end_swaps"])
@@ -77,6 +77,27 @@ def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(avoided: str, off: b
         else:
             mine.close()
         thread.close()
+
+
+@pytest.mark.parametrize(("eta", "waited"), [(25.0, 0.0), (9.0, 1.5 * 9.0 + 2.0)])
+def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(eta: float, waited: float) -> None:
+    """A boundary came earlier than announced: the wait was three phases, and could pass the deadline of the round."""
+
+    async def meet() -> tuple[float, list[str]]:
+        ours, theirs = await stream_pair()
+        matching, avoided = object.__new__(PairMatching), list[str]()
+        matching._context = SimpleNamespace(away=False)  # type: ignore[assignment]
+        matching._boundary = SimpleNamespace(here=True, progress=SimpleNamespace(phase_seconds=10.0))  # type: ignore[assignment]
+        matching._node = SimpleNamespace(proven={ours.remote})  # type: ignore[assignment]
+        matching._agreement = Agreement(SimpleNamespace(node=None, boundary=matching._boundary))  # type: ignore[arg-type]
+        matching.avoid = lambda peer_id, **_: avoided.append(peer_id)  # type: ignore[method-assign]
+        began = clock.monotonic()
+        assert await matching._partner_of(Meeting(ours, "b", eta, 0.0), 0.0) is None
+        assert theirs is not None
+        return clock.monotonic() - began, avoided
+
+    seconds, avoided = run(meet())
+    assert seconds == pytest.approx(waited, abs=0.3) and bool(avoided) == bool(waited)
 
 
 @pytest.mark.parametrize(("announced", "here", "off"), [(2.0, False, True), (22.0, False, False), (2.0, True, False)])
