@@ -192,6 +192,8 @@ class GroupLeader:
             while not member.stream.closed:
                 patience = max(member.until - clock.monotonic(), 0.0) + MEMBER_SLACK
                 member.ready = await member.stream.receive(MemberReady, patience)
+                if member.stream.closed:  # it has left since the message came
+                    return
                 member.changed.clear()
                 self._news.set()
                 await member.changed.wait()  # it was told to catch up, is gone, or is in the roster

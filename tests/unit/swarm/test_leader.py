@@ -15,7 +15,7 @@ from peer.rounds.state import Lineage
 from peer.rounds.transfer_rule import CATCH_UP_LEAST
 from peer.rounds.types import Group, Seat
 from peer.swarm.grouping import leader
-from peer.swarm.grouping.leader import GroupLeader
+from peer.swarm.grouping.leader import GroupLeader, JoinedMember
 from peer.swarm.grouping.messages import (
     LEADER_MESSAGE,
     JoinGroup,
@@ -365,3 +365,22 @@ def test_a_leader_that_pauses_lets_its_members_go_and_counts_none_as_present() -
         assert harness.leader.present == {"d"}
 
     run(scene)
+
+
+def test_a_member_that_leaves_as_its_message_comes_is_listened_to_no_more() -> None:
+    """Its leaving was forgotten with the last news, and the task waited for ever."""
+
+    async def listen() -> None:
+        ours, _ = await stream_pair()
+        matching, member = object.__new__(GroupLeader), JoinedMember(ours, Seat("b", "b"), 1, clock.monotonic() + 9.0)
+        matching._news = asyncio.Event()
+
+        async def received(*_: Any) -> MemberReady:
+            member.leave()
+            return MemberReady(lineage=Lineage("a"))
+
+        ours.receive = received  # type: ignore[method-assign, assignment]
+        async with asyncio.timeout(60.0):
+            await matching._listen(member)
+
+    in_virtual_time(listen())
