@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ValidationError
 
+from peer.config.files import replacing
 from peer.errors import UserError
-from peer.files import replacing
 from peer.p2p import identity
 from peer.p2p.admission import invitation
 from peer.p2p.admission.dht_rules import Authority

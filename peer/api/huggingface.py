@@ -24,8 +24,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from peer import logs
 from peer.api.loop import OuterLoop
+from peer.config.files import replacing
 from peer.errors import one_line
-from peer.files import replacing
 
 log = logs.get_logger("huggingface")
 OUTER_FILE = "outer.pt"  # in each of the trainer's checkpoints

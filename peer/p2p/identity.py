@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hivemind.p2p import P2P, PeerID
 
+from peer.config.files import replacing
 from peer.errors import UserError
-from peer.files import replacing
 
 INLINE = 42  # bytes of a public key that is its own id
 

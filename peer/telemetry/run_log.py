@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from peer.files import replacing
+from peer.config.files import replacing
 from peer.logs import get_logger
 
 log = get_logger("run_log")

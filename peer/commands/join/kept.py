@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from peer.config.digest import digest_of
+from peer.config.files import replacing
 from peer.config.received import LARGEST_TEXT
 from peer.errors import UserError
-from peer.files import replacing
 from peer.p2p.addresses import owner_of
 from peer.swarm.configuration import OfferedRun
 

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from peer import clock
 from peer.config.fields import Hours, minutes_of
-from peer.files import replacing
+from peer.config.files import replacing
 from peer.logs import get_logger
 from peer.process import Pause
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.files import replacing
+from peer.config.files import replacing
 
 
 def rights(path: Path) -> int:
