@@ -15,8 +15,7 @@ AHEAD, BEHIND = 1.5, 4.0  # seconds; hivemind refuses above 3, and a record is u
 SLOW_SHARE = 0.5  # of the median of the tokens a second
 OFTEN = 3  # refusals, as in the alert NolocoPeerRefused
 # As in the alert NolocoNoMerge. Three boundaries without a merge, and half a round more, because rounds are not equally
-# long; merges are known late. After all others were paused or away, a peer has 15
-# minutes to merge again.
+# long; merges are known late. After all others were paused or away, a peer has 15 minutes to merge again.
 UNMERGED_ROUNDS, MERGE_SLACK, ALONE_GRACE = 3.5, 30.0, 900.0  # rounds; seconds; seconds
 
 

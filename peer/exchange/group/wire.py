@@ -41,8 +41,8 @@ class MemberReport(Message):
 class GroupVerdict(Message):
     """The leader to all: use the result, because all have the same; or do not.
 
-    ``culprits``: who made it fail. Not ``certain``: one of these lies, or a line
-    between two of them is cut; nobody knows which.
+    ``culprits``: who made it fail. Not ``certain``: one of these lies, or a line between two of
+    them is cut; nobody knows which.
     """
 
     kind: Literal["verdict"] = "verdict"

@@ -34,9 +34,8 @@ class OpeningPace:
         self._steps.append((opened, received))
         last = len(self._steps) - 1
         landed = received - self._steps[-2][1] if last else 0
-        long = (
-            landed > LONG_STEP * received / (last + 1) + LEAST_OPEN
-        )  # in one with an evaluation all seem to land at once
+        # in a step with an evaluation all seem to land at once
+        long = landed > LONG_STEP * received / (last + 1) + LEAST_OPEN
         if landed and not long:
             before = last - 1  # the last inner step before which the newest part that has landed was not open
             while before and self._steps[before][0] >= received:

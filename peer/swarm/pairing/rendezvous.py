@@ -31,7 +31,7 @@ from peer.swarm.pairing.proposals import MEET_PROTOCOL, MEET_TIMEOUT, Proposals
 log = get_logger("rendezvous")
 
 PARTNER_SLACK = 2.0  # seconds that a partner may be late, in addition to half of the time that it announced
-MISSED_PHASES = 1.0  # inner phases for which a partner that did not come is left out, after a swap that succeeded
+MISSED_PHASES = 1.0  # inner phases for which a partner that did not come once is left out
 LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner at its boundary
 
 
@@ -129,8 +129,9 @@ class PairMatching(Matching):
             if not meeting.came.done() and not self._context.away:
                 reason = "did not come in time"
                 remote = meeting.stream.remote
-                proven = remote in self._node.proven  # it may have saved, or its machine was busy
-                self.avoid(remote, offence=not proven, phases=MISSED_PHASES if proven else BACKOFF_PHASES)
+                proven = remote in self._node.proven
+                once = proven or not self._context.backoff.remembers(remote)  # it may have saved, or it was busy
+                self.avoid(remote, offence=not proven, phases=MISSED_PHASES if once else BACKOFF_PHASES)
                 self._node.proven.discard(remote)
         except (TimeoutError, StreamLost) as error:
             reason = str(error) or "does not answer"
