@@ -14,6 +14,7 @@ from peer.config.schema import RunConfig
 from peer.device.memory import is_out_of_memory
 from peer.errors import UserError, one_line
 from peer.logs import get_logger
+from peer.replica.attention import without_mask
 from peer.replica.model_source import locate, weight_files
 
 log = get_logger("model")
@@ -52,6 +53,7 @@ def fresh(config: Any, *, seed: int = 0, trust_remote_code: bool = False) -> nn.
     with torch.random.fork_rng(devices=[]), _in_one_line(config.model_type):
         torch.default_generator.manual_seed(seed)  # weights are drawn on the CPU; torch.manual_seed reseeds all devices
         network = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    without_mask(network)
     return _without_padding(network, drawn=True)
 
 
@@ -195,6 +197,7 @@ def _pretrained(settings: AutoModel, config: Any) -> nn.Module:
             f"run.model: the weights of {settings.source} lack {first}; choose a model for text generation, "
             "or run.model.pretrained: false"
         )
+    without_mask(model)
     return _without_padding(model, drawn=False)
 
 
