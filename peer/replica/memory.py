@@ -7,6 +7,7 @@ checkpointing.
 
 from __future__ import annotations
 
+import os
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from peer.config.methods import DiLoCoConfig, LocalConfig
 from peer.config.schema import PeerConfig, RunConfig
 from peer.device.accelerator import pick_device, wants_bf16
 from peer.device.copies import has_streams
-from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes, device_memory
+from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes, device_memory, shares_host_memory
 from peer.outer.opening import most_coming
 from peer.replica import model
 from peer.replica.inner_loop import batch_loss
@@ -63,9 +64,11 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         "gradients": 0 if offload else shard,
         "moments": 0 if offload else -(-moments // ranks),
         "gathered": round(slack * gathered_bytes(outline, bf16=bf16)) if ranks > 1 else 0,
-        "activations": round(slack * (step if ranks > 1 or offload else step - weights)),
+        "activations": round(slack * (step if one_by_one(peer, ranks) else step - weights)),
         "context": context_bytes(device),
     }
+    if offload and not one_by_one(peer, ranks):
+        on_device["whole_gradients"] = shard
     if pinned and offload:
         on_device["gradient_copies"] = under_way_bytes(
             [4 * it.numel() for it in outline.parameters() if it.requires_grad]
@@ -108,11 +111,15 @@ def _host_bytes(elements: int, pinned: bool) -> int:
 
 
 def room(needed: Memory, device: torch.device, ranks: int = 1) -> dict[str, tuple[int, int]]:
-    """Needed and free bytes, of each GPU and of the host; without the host's where its free bytes are unknown."""
-    on_host = device.type == "cpu"
-    host = needed.host_bytes + (ranks * needed.device_bytes if on_host else 0)
-    found = {} if on_host else {GPU_MEMORY: (needed.device_bytes, device_memory(device).free)}
+    """Needed and free bytes, of each GPU and of the host; without the host's where its free bytes are unknown.
+
+    Apple's GPU has the host's memory, of which macOS says only how much there is.
+    """
+    host = needed.host_bytes + (ranks * needed.device_bytes if shares_host_memory(device) else 0)
+    found = {} if device.type == "cpu" else {GPU_MEMORY: (needed.device_bytes, device_memory(device).free)}
     free = available_memory()
+    if free is None and found and shares_host_memory(device):
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return found if free is None else {**found, "memory": (host, free)}
 
 
@@ -153,10 +160,17 @@ def _inactive_file() -> int:
         return 0
 
 
+def one_by_one(peer: PeerConfig, ranks: int) -> bool:
+    """Is only one gradient at a time whole? A compiled model gives all of them when its backward pass has ended; with
+    several ranks each layer is compiled by itself.
+    """
+    return ranks > 1 or (peer.offload == "optimizer" and not peer.compile)
+
+
 def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int = 1) -> int:
     """Peak bytes of gradients and activations in a training step, as torch's allocator counts them.
 
-    With several ``ranks``: of one rank. There, and with ``peer.offload``, only one gradient at a time is whole.
+    With several ``ranks``: of one rank.
     """
     rows = run.batch_size // ranks
     size = peer.micro_batch or rows
@@ -165,11 +179,12 @@ def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int =
         network.train()
         if peer.gradient_checkpointing:
             model.checkpoint_activations(network)
-        if ranks > 1 or peer.offload == "optimizer":
+        if one_by_one(peer, ranks):
             for parameter in network.parameters():
                 parameter.register_post_accumulate_grad_hook(_drop)
         with _Ledger(network) as ledger:
-            for _ in range(min(2, rows // size)):  # from the second one on, the gradients exist already
+            # from the second micro-batch on the gradients exist already, unless they have gone to the host
+            for _ in range(1 if peer.offload == "optimizer" else min(2, rows // size)):
                 batch = torch.zeros(size, run.data.sequence_length + 1, dtype=torch.int64)
                 batch_loss(network, batch, torch.device("cpu"), autocast).backward()
     return ledger.peak

@@ -1,7 +1,8 @@
 """AdamW on the host (``peer.offload: optimizer``), for an accelerator with little memory.
 
-The accelerator keeps the weights, with which the model computes, and each gradient only until it is copied. The host
-has fp32 copies of the weights, the gradients and the moments, and runs torch's AdamW on them.
+The accelerator keeps the weights, with which the model computes, and each gradient only until it is copied; a compiled
+model gives all of them at once (memory.py: ``one_by_one``). The host has fp32 copies of the weights, the gradients and
+the moments, and runs torch's AdamW on them.
 
 Bytes a parameter over the bus: 4 to the host for the gradients of each micro-batch, 4 to the device for the weights of
 each step, and 4 to the host at the next step for tensors that anything else has changed, such as an outer step.
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from peer.config.schema import Config
-from peer.device.copies import Completion, has_streams, host_zeros, side_stream
+from peer.device.copies import Copied, has_streams, host_zeros, side_stream
 
 UNDER_WAY_BYTES = 256 * 2**20  # of gradients that are being copied, or two of them: the device computes on meanwhile
 
@@ -40,7 +41,7 @@ class HostCopies:
         pieces = host_zeros(sum(it.numel() for it in own), device).split([it.numel() for it in own])
         self.of = {it: nn.Parameter(piece.view(it.shape)) for it, piece in zip(own, pieces, strict=True)}
         self._versions: dict[nn.Parameter, int] = {}
-        self._coming: deque[tuple[nn.Parameter, Tensor, Completion]] = deque()
+        self._coming: deque[tuple[nn.Parameter, Copied]] = deque()
         self._under_way = 0  # bytes
         for parameter in own:
             parameter.register_post_accumulate_grad_hook(self._take)
@@ -75,9 +76,9 @@ class HostCopies:
         if self._side is None:
             _accumulate(copy, gradient.cpu().contiguous())
             return
-        self._coming.append((copy, *self._side.download(gradient)))
+        self._coming.append((copy, self._side.download(gradient)))
         self._under_way += gradient.nbytes
-        while self._coming and (self._coming[0][2].query() or self._crowded):
+        while self._coming and (self._coming[0][1].arrived() or self._crowded):
             self._arrive()  # the host runs ahead of the device, whose memory would fill with gradients
 
     @property
@@ -85,10 +86,10 @@ class HostCopies:
         return len(self._coming) > 2 and self._under_way > UNDER_WAY_BYTES
 
     def _arrive(self) -> None:
-        copy, gradient, copied = self._coming.popleft()
-        copied.synchronize()
-        self._under_way -= gradient.nbytes
-        _accumulate(copy, gradient)
+        copy, gradient = self._coming.popleft()
+        gradient.arrived(wait=True)
+        self._under_way -= gradient.host.nbytes
+        _accumulate(copy, gradient.host)
 
 
 class HostAdamW(Optimizer):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -15,9 +16,9 @@ from peer.config.model import LlamaModel
 from peer.config.schema import Config, RunConfig
 from peer.data import corpus
 from peer.process import LoopContext
-from peer.replica import model
+from peer.replica import memory, model
 from peer.replica.inner_loop import mean_loss
-from peer.replica.memory import _Ledger, available_memory, estimate, step_bytes, swap_bytes
+from peer.replica.memory import _Ledger, available_memory, estimate, room, step_bytes, swap_bytes
 from peer.replica.offload import HostCopies
 from peer.replica.optimizer import hidden_matrices
 from peer.rounds.contribution import PART
@@ -159,6 +160,31 @@ def test_offload_moves_moments_and_gradients_to_the_host(kind: str, monkeypatch:
         assert weights <= after.parts["weight_copies"] <= rounded * weights
         gradients[micro_batch] = after.parts["gradients"]
     assert weights <= gradients["8"] <= rounded * weights and gradients["2"] == 2 * gradients["8"]
+
+
+def test_a_compiled_model_gives_all_gradients_before_they_go_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backward pass is one operation. The estimate had one gradient at a time, so the first step had no memory."""
+    plug_in(monkeypatch, "cuda")
+    small = (*MIDDLE, "run.data.sequence_length=8", "peer.micro_batch=1", "peer.device=cuda")
+    known, whole = (
+        estimate(asked.run, asked.peer)
+        for asked in (config(*small, "peer.offload=optimizer", f"peer.compile={it}") for it in ("false", "true"))
+    )
+    weights = known.parts["weights"]
+    assert 0.8 * weights <= whole.device_bytes - known.device_bytes <= 1.1 * weights
+    assert sum(whole.parts.values()) == whole.device_bytes + whole.host_bytes
+
+
+def test_an_apple_gpu_and_the_host_share_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS does not say what is free: the host's share was compared with nothing."""
+    plug_in(monkeypatch, "mps")
+    monkeypatch.setattr(memory, "available_memory", lambda: None)
+    asked = config("peer.device=mps")
+    needed = estimate(asked.run, asked.peer)
+    found = room(needed, torch.device("mps"))
+    assert found["memory"] == (needed.device_bytes + needed.host_bytes, psutil.virtual_memory().total)
+    assert found["GPU memory"][0] == needed.device_bytes
+    assert "memory" not in room(needed, torch.device("cpu"))
 
 
 def test_a_large_model_is_estimated_without_making_it() -> None:
