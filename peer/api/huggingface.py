@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 import warnings
 from collections.abc import Mapping
@@ -67,7 +68,8 @@ class OuterLoopCallback(TrainerCallback):
     resume from, when it has been moved since.
 
     The trainer's checkpoints hold the peer's state too. Training ends after the run's ``steps``. A newcomer's learning
-    rate is that of the swarm's step: give each trainer the same schedule over the run's steps. The loss of each step
+    rate is that of the swarm's step: give each trainer the same schedule over the run's steps. Without ``data_seed``
+    each peer reads shuffled data in an order of its own, by its peer id. The loss of each step
     is read of the model's output, so that a merge that does harm is undone. Where the model has none, is compiled by
     the trainer or runs on several GPUs, it is that of the trainer's log lines, which come too seldom for that.
     """
@@ -101,6 +103,8 @@ class OuterLoopCallback(TrainerCallback):
         self._losses.active = not args.torch_compile and args.n_gpu <= 1
         self._hook = parts["model"].register_forward_hook(self._losses, with_kwargs=True)
         self._follow(parts.get("lr_scheduler"))
+        if args.data_seed is None:
+            _shuffle_for(self.outer.peer_id, parts.get("train_dataloader"))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """The optimizer has made a step."""
@@ -201,6 +205,20 @@ class OuterLoopCallback(TrainerCallback):
             return self._tokens
         before, self._seen = self._seen, int(state.num_input_tokens_seen)
         return self._seen - before or args.train_batch_size * args.gradient_accumulation_steps
+
+
+def _shuffle_for(peer_id: str, loader: Any) -> None:
+    """Trainers seed the order of their data by ``args.seed``, 42 where it is not set: all peers would read the same
+    batches and do the work of one.
+    """
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    if hasattr(sampler, "initial_seed"):  # accelerate's SeedableRandomSampler; it is not used before the first epoch
+        sampler.initial_seed += int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:4], "big")
+    else:
+        log.warning(
+            "peers with these arguments and this data read the same batches in the same order: give each data of its "
+            "own, or shuffle it"
+        )
 
 
 def _file(checkpoint: Path) -> Path:

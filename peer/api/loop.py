@@ -29,7 +29,14 @@ from peer.api.account import Round, StepAccount, one_number
 from peer.api.config import OwnConfig, resolve, settings_of
 from peer.api.shared import of_swarm
 from peer.api.state import OwnState
-from peer.api.weights import optimizers_of, require_finite, require_same, require_trains, trained
+from peer.api.weights import (
+    optimizers_of,
+    require_finite,
+    require_no_masters,
+    require_same,
+    require_trains,
+    trained,
+)
 from peer.config.digest import canonical
 from peer.errors import RunError, UserError
 from peer.outer.method import outer_method
@@ -69,6 +76,7 @@ class OuterLoop:
             if state is not None:
                 self._state.load_state_dict(state)
             self._before = 0  # rounds that had ended when the last step began
+            self._crossed = False
             self._phase, self._progress = resources.phase, resources.context.progress
             self._member = Membership(
                 resources, node, self._state, total=self._total, tokens=lambda: self._account.tokens_per_step
@@ -195,6 +203,11 @@ class OuterLoop:
     # -- position
 
     @property
+    def peer_id(self) -> str:
+        """Of this peer in the swarm, the same after a restart: for an order of the data that no other peer has."""
+        return self._member.node.peer_id
+
+    @property
     def swarm_step(self) -> int:
         """Inner steps of the swarm, for a learning rate schedule. A newcomer does not begin at 0."""
         return self._state.inner.step
@@ -276,6 +289,9 @@ class OuterLoop:
         spans = self._state.outer.slow.spans
         require_same(self._model, spans)  # before any weights of this peer are sent
         require_finite(spans, self.swarm_step)
+        if not self._crossed:  # at the first boundary the optimizers have their state
+            require_no_masters(self._optimizers, spans)
+            self._crossed = True
         if self._member.presence.failure:
             raise RunError(f"{self._member.presence.failure}; save your model, then start again")
         ended = self._boundary.cross(inner)

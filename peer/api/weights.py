@@ -7,17 +7,20 @@ checkpointing are removed from it.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from peer.errors import RunError, UserError
 from peer.outer.slow_weights import Span, broken_weight
 
 WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")  # in the names of parameters
+
+COMPARED = 4096  # elements of each weight
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -91,12 +94,39 @@ def optimizers_of(given: Any) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def require_trains(optimizers: Iterable[torch.optim.Optimizer], named: Named) -> None:
-    """Raises :class:`UserError` for an optimizer with none of these parameters."""
+    """Raises :class:`UserError` for an optimizer with none of these parameters, and for a schedule-free one."""
     ours = {id(parameter) for _, parameter in named}
     for optimizer in optimizers:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if not any(id(parameter) in ours for parameter in held):
             raise UserError(f"OuterLoop: the {type(optimizer).__name__} has none of the model's parameters")
+        inside = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        if "ScheduleFree" in type(inside).__name__:
+            raise UserError(f"OuterLoop: {_undoes(inside)}")
+
+
+def require_no_masters(optimizers: Iterable[torch.optim.Optimizer], spans: Sequence[Span]) -> None:
+    """Raises :class:`RunError` for an optimizer with fp32 copies of its own, from which its next step would compute the
+    weights, so that each merge is undone. Behind a step a copy is equal to the weights, which no moment is. Waits for
+    the accelerator.
+    """
+    ours = {id(span.parameter) for span in spans}
+    for optimizer in optimizers:
+        pairs = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items() if id(parameter) in ours else ():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
+                    weights = parameter.detach().flatten()[:COMPARED]
+                    pairs[key].append((value.flatten()[:COMPARED].to(weights), weights))
+        for key, found in pairs.items():
+            copies, all_weights = (torch.cat(it) for it in zip(*found, strict=True))
+            if all_weights.any() and torch.equal(copies, all_weights):
+                raise RunError(_undoes(optimizer, f" ({key})"))
+
+
+def _undoes(optimizer: torch.optim.Optimizer, key: str = "") -> str:
+    name = type(optimizer).__name__
+    return f"the {name} computes the weights from its own copy{key}, which undoes every merge: use one without"
 
 
 def _named(model: nn.Module) -> Named:

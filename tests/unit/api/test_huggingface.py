@@ -12,10 +12,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import nn
-from transformers import TrainerControl, TrainerState
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.modeling_outputs import CausalLMOutput
 
-from peer.api.huggingface import OuterLoopCallback, StepLosses
+from peer.api.huggingface import OuterLoopCallback, StepLosses, _shuffle_for
+from peer.api.loop import OuterLoop
 
 NOTHING: Any = None
 
@@ -134,3 +135,39 @@ def test_half_a_file_of_a_checkpoint_is_no_traceback(tmp_path: Path, caplog: pyt
     member.callback.on_save(arguments, TrainerState(global_step=3, max_steps=9), member.control)  # type: ignore[arg-type]
     assert member.callback._saved(arguments, state, str(tmp_path)) == {"round": 1}  # type: ignore[arg-type]
     assert [it.name for it in folder.iterdir()] == ["outer.pt"]
+
+
+class Reads(nn.Module):
+    """Notes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.seen = nn.Parameter(torch.ones(())), list[int]()
+
+    def forward(self, number: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen += number.tolist()
+        return {"loss": self.weight * number.float().mean()}
+
+
+def read_by(peer_id: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> list[int]:
+    """The order in which a trainer with this peer reads the numbers to 64."""
+    monkeypatch.setattr(OuterLoop, "start", Mock(return_value=Mock(done=False, swarm_step=0, peer_id=peer_id)))
+    data: Any = [{"number": number} for number in range(64)]
+    model = Reads()
+    given = {"output_dir": str(folder), "use_cpu": True, "num_train_epochs": 1, "report_to": [], **arguments}
+    training = TrainingArguments(save_strategy="no", disable_tqdm=True, **given)
+    Trainer(model, training, train_dataset=data, callbacks=[OuterLoopCallback(run="a")]).train()
+    return model.seen
+
+
+def test_each_peer_reads_the_data_in_an_order_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the trainer's default arguments all read the same batches, and N peers did the work of one."""
+    one, again, other = (read_by(peer_id, tmp_path, monkeypatch) for peer_id in ("Qm1", "Qm1", "Qm2"))
+    assert sorted(one) == sorted(other) == list(range(64))
+    assert one == again != other
+    theirs = [read_by(peer_id, tmp_path, monkeypatch, data_seed=7) for peer_id in ("Qm1", "Qm2")]
+    assert theirs[0] == theirs[1] and "same order" not in caplog.text  # that is what its user asked for
+    _shuffle_for("Qm1", None)  # an IterableDataset, or a sampler without a seed
+    assert "read the same batches in the same order" in caplog.text

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from peer.api.account import StepAccount
 from peer.api.config import OwnConfig, resolve
 from peer.api.state import OwnState
-from peer.api.weights import require_finite, require_same, require_trains, trained
+from peer.api.weights import require_finite, require_no_masters, require_same, require_trains, trained
 from peer.config.digest import canonical, digest, first_difference
 from peer.config.methods import DiLoCoConfig, NoLoCoConfig
 from peer.errors import RunError, UserError
@@ -247,6 +248,38 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
     require_trains([torch.optim.SGD(model.parameters(), lr=0.1)], trained(model))
     with pytest.raises(UserError, match="the SGD has none of the model's parameters"):
         require_trains([torch.optim.SGD(Tied().parameters(), lr=0.1)], trained(model))
+
+
+class Masters(torch.optim.SGD):
+    """With fp32 copies of the weights, as Transformer Engine's FusedAdam(master_weights=True) has them."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in (it for group in self.param_groups for it in group["params"]):
+            master = self.state[parameter].setdefault("master_param", parameter.float().clone())
+            parameter.copy_(master.sub_(0.01 * torch.randn_like(master)))
+
+
+class AdamWScheduleFree(torch.optim.SGD):
+    """By its name: the package is not needed."""
+
+
+def test_an_optimizer_that_would_undo_each_merge_is_refused() -> None:
+    model = Tied().to(torch.bfloat16)
+    spans = SlowWeights(trained(model)).spans
+    for good in (torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)):
+        require_no_masters([good], spans)  # it has no state yet
+        sum(it.float().square().sum() for it in model.parameters()).backward()  # type: ignore[union-attr]
+        good.step()
+        require_no_masters([good], spans)
+    masters = Masters(model.parameters(), lr=0.1)
+    masters.step()
+    with pytest.raises(RunError, match=r"the Masters computes the weights from its own copy \(master_param\)"):
+        require_no_masters([masters], spans)
+    free = AdamWScheduleFree(model.parameters(), lr=0.1)
+    for given in (free, SimpleNamespace(optimizer=free, param_groups=free.param_groups)):
+        with pytest.raises(UserError, match="the AdamWScheduleFree computes the weights from its own copy, which"):
+            require_trains([given], trained(model))  # type: ignore[list-item]
 
 
 def test_a_model_in_16_bits_loses_nothing_of_its_slow_weights() -> None:
