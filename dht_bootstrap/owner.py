@@ -8,12 +8,13 @@ The key can admit anybody, so only the owner and the bootstrap node have it. The
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from peer.config.files import replacing
 from peer.errors import UserError
@@ -48,11 +49,17 @@ class Book(BaseModel, extra="forbid"):
         return [it.peer_id for it in self.invited if it.revoked and it.expires > now]
 
 
-def write_whole(path: Path, text: str, what: str = "", mode: int = 0o644) -> None:
-    """Write the whole file or nothing. ``what`` begins the one line of a :class:`UserError`."""
+def write_whole(path: Path, text: str, what: str = "", mode: int = 0o644, like: Path | None = None) -> None:
+    """Write the whole file or nothing. ``what`` begins the one line of a :class:`UserError`.
+
+    ``like``: where root writes, the new file belongs to whom that one belongs.
+    """
     try:
         with replacing(path, mode) as new:
             new.write_text(text, encoding="utf-8")
+            if like is not None and os.geteuid() == 0:
+                whose = like.stat()
+                os.chown(new, whose.st_uid, whose.st_gid)
     except OSError as error:
         raise UserError(f"{what}{path}: {error.strerror}") from None
 
@@ -130,8 +137,10 @@ def read(path: Path) -> Book:
     book = _book(path)
     try:
         return Book.model_validate_json(book.read_bytes()) if book.exists() else Book()
-    except (OSError, ValidationError, ValueError):
-        raise UserError(f"{book}: cannot be read; restore it, or revoked peers are admitted again") from None
+    except OSError as error:
+        raise UserError(f"{book}: {error.strerror}; without it revoked peers are admitted again") from None
+    except ValueError:
+        raise UserError(f"{book}: not a book; restore it, or revoked peers are admitted again") from None
 
 
 def _book(path: Path) -> Path:
@@ -139,4 +148,4 @@ def _book(path: Path) -> Path:
 
 
 def _write(path: Path, book: Book) -> None:
-    write_whole(_book(path), book.model_dump_json(indent=1) + "\n", mode=PRIVATE)
+    write_whole(_book(path), book.model_dump_json(indent=1) + "\n", mode=PRIVATE, like=path)  # the node must read it

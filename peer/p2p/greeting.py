@@ -22,6 +22,7 @@ from peer.logs import get_logger
 from peer.p2p import identity
 from peer.p2p.addresses import is_loopback
 from peer.p2p.admission.dht_rules import Authority, invited
+from peer.p2p.admission.invitation import unless_empty
 from peer.p2p.daemon import folder_prefix
 from peer.p2p.node import Handler, Node
 from peer.p2p.reachability.decide import Reachability
@@ -162,12 +163,14 @@ def guest_node(
     """A node that only reads the swarm, with the key of its ``invitation`` (a file) or a temporary one. It listens; the
     caller joins with ``client=True``. It is stopped at the end.
 
-    ``settings.identity`` is replaced. ``owner``: the expected one. ``member``: how it greets members, if it does.
+    ``settings.identity`` is replaced. ``owner``: the expected one; without it an empty ``invitation`` is none.
+    ``member``: how it greets members, if it does.
     Raises one-line errors only.
     """
     with TemporaryDirectory(prefix=f"{folder_prefix()}guest-") as folder:
         key = Path(folder, "guest.key")
-        authority = None if invitation is None else invited(invitation, key, owner)
+        given = unless_empty(invitation) if owner is None else invitation
+        authority = None if given is None else invited(given, key, owner)
         identity.load_or_create(key)
         me = member or MemberIdentity("guest", run="", config="", canonical="", layout="")
         node = MemberNode(replace(settings, identity=key), authority, me)

@@ -12,7 +12,6 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from peer import clock
 from peer.config.digest import digest_of
@@ -83,7 +82,7 @@ def offered(own: MemberConfig, name: str | None = None, digest: str | None = Non
     From the main thread.
     """
     settings = guest_settings(own.initial_peers, own.network.join_timeout)
-    with guest_node(settings, _invitation(own)) as (node, _):
+    with guest_node(settings, own.invitation) as (node, _):
         reached = node.connect()
         node.call(node.join(reached, client=True), GUEST_TIMEOUT)
         runs = {name: present_members(node, name)} if name else _runs(node)
@@ -96,12 +95,6 @@ def offered(own: MemberConfig, name: str | None = None, digest: str | None = Non
         for run, records in runs.items():
             return _from_swarm(node, run, records, digest, reached)
     return None
-
-
-def _invitation(own: MemberConfig) -> Path | None:
-    """Its file; an empty one stands for none (docker/compose.peer.yaml always mounts one)."""
-    path = own.invitation
-    return None if path is None or (path.exists() and not path.stat().st_size) else path
 
 
 def _runs(node: Node) -> dict[str, list[MemberRecord]]:

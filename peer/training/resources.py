@@ -16,6 +16,7 @@ from peer.device.memory import peak_bytes
 from peer.errors import UserError
 from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority, invited
+from peer.p2p.admission.invitation import INVITED_KEY
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.reachability.cloud import announced
 from peer.p2p.settings import NodeSettings
@@ -87,5 +88,5 @@ def _identity(run: SwarmRunConfig, own: MemberConfig, folder: Path) -> tuple[Pat
         return own.identity or folder / "identity.key", None
     if own.invitation is None:
         raise UserError("run.admission is invite: set peer.invitation to the file that the swarm's owner gave you")
-    key = folder / "invited.key"
+    key = folder / INVITED_KEY
     return key, invited(own.invitation, key, run.owner)

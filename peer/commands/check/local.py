@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import resource
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
+from peer.p2p.admission.invitation import INVITED_KEY, Invitation
 from peer.training.run_folder import is_used
 
 OPEN_FILES = 1024  # the p2p daemon holds up to 512 connections, and the peer two sockets for each stream
@@ -105,9 +107,24 @@ def _private(path: Path) -> Iterator[Finding]:
 
 
 def own_folder(config: Subject) -> Path | None:
-    """The folder of this configuration's peer, if that runs now: the check is made beside it."""
-    folder = config.run.dir / config.peer.name if config.peer.name is not None else None
-    return folder if folder is not None and is_used(folder) else None
+    """The folder of this configuration's peer, if that runs now: the check is made beside it.
+
+    It has the configured name. In a swarm with invitations it is also whatever peer has the same invitation.
+    """
+    named = [config.run.dir / config.peer.name] if config.peer.name is not None else []
+    return next(filter(is_used, [*named, *_with_the_same_invitation(config)]), None)
+
+
+def _with_the_same_invitation(config: Subject) -> Iterator[Path]:
+    if config.run.owner is None or config.peer.invitation is None:
+        return
+    try:
+        key = base64.b64decode(Invitation.model_validate_json(config.peer.invitation.read_bytes()).identity)
+        for path in config.run.dir.glob(f"*/{INVITED_KEY}"):
+            if path.read_bytes() == key:
+                yield path.parent
+    except (OSError, ValueError):
+        return  # ``identity`` and the node say what is wrong with it
 
 
 def identity_file(config: Subject) -> Path | None:

@@ -25,6 +25,7 @@ from peer.p2p.identity import load_or_create
 from peer.p2p.stream import Message
 
 REVOKED = 1000  # ids in a list
+INVITED_KEY = "invited.key"  # in a peer's folder: the identity of its invitation
 Statement = TypeVar("Statement", bound="Signed")
 Id = Annotated[str, Field(max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
 Seconds = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]  # unix time
@@ -134,6 +135,11 @@ def invite(owner: Owner, name: str, expires: float) -> Invitation:
         peer_id = load_or_create(key)
         identity = base64.b64encode(key.read_bytes()).decode()
     return Invitation(certificate=owner.certify(peer_id, name, expires), owner=owner.public, identity=identity)
+
+
+def unless_empty(path: Path | None) -> Path | None:
+    """The file of an invitation; an empty one stands for none (docker/compose.peer.yaml always mounts one)."""
+    return None if path is None or (path.exists() and not path.stat().st_size) else path
 
 
 def accept(path: Path, key: Path, owner: str | None) -> Invitation:

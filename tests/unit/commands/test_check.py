@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.commands import cli
 from peer.commands.check import local, network, training
@@ -20,6 +21,7 @@ from peer.commands.check.members import spoken, unlike_protocols
 from peer.commands.check.reach import reachability
 from peer.config.load import load
 from peer.config.schema import Config
+from peer.p2p.admission.invitation import INVITED_KEY, Owner, accept, invite
 from peer.p2p.reachability.decide import View
 from peer.p2p.reachability.dialback import Answer, Heard
 from peer.replica import memory
@@ -91,6 +93,27 @@ def test_a_peer_that_runs_in_the_same_folder_is_found(tmp_path: Path) -> None:
         assert found.level == "warn" and str(tmp_path / "a") in found.text
         os.close(lock)
         assert levels(local.port(config(*sets))) == ["fail"]
+
+
+@pytest.mark.parametrize("name", ["", "peer.name=check"])
+def test_the_running_peer_of_an_invitation_is_found_by_its_key(tmp_path: Path, name: str) -> None:
+    """It has the default name: a second node with its key was started beside it, and said that the key was copied."""
+    owner = Owner(Ed25519PrivateKey.generate())
+    (file := tmp_path / "ann.invitation").write_text(invite(owner, "ann", 2e9).model_dump_json())
+    folder = tmp_path / "runs" / "machine-1"
+    folder.mkdir(parents=True)
+    accept(file, folder / INVITED_KEY, owner.public)
+    sets = (f"run.dir={tmp_path / 'runs'}", "run.admission=invite", f"run.owner={owner.public}", *filter(None, [name]))
+    ann = config(*sets, f"peer.invitation={file}")
+    assert local.own_folder(ann) is None
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert local.own_folder(ann) == folder
+    (other := tmp_path / "bob.invitation").write_text(invite(owner, "bob", 2e9).model_dump_json())
+    assert local.own_folder(config(*sets, f"peer.invitation={other}")) is None
+    other.write_text("{")
+    assert local.own_folder(config(*sets, f"peer.invitation={other}")) is None  # other checks say what is wrong
+    os.close(lock)
 
 
 def test_without_an_invitation_there_is_no_way_in() -> None:

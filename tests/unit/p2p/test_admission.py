@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import errno
 import json
+import os
 import string
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from peer.p2p.admission.invitation import Admission, Certificate, Owner, Revocat
 from peer.p2p.budgets import Proven
 from peer.p2p.dht.authors import Author, owner_of_subkey, peer_id_of
 from peer.p2p.dht.requests import RefusedRequest, Requests
+from peer.p2p.greeting import guest_node, guest_settings
 from peer.p2p.stream import BadMessage, StreamLost
 from tests.unit.virtual import stream_pair
 
@@ -266,6 +268,44 @@ def test_an_expired_invitation_does_not_start(tmp_path: Path) -> None:
     certificate = accept(file, key, OWNER.public).certificate
     with pytest.raises(UserError, match="expired"):
         Authority(Admission(OWNER.public, certificate), key)
+
+
+def test_an_empty_file_is_no_invitation_in_an_open_swarm(tmp_path: Path) -> None:
+    """docker/compose.peer.yaml mounts one; ``status`` in its container took it for a broken invitation."""
+    (empty := tmp_path / "empty").touch()
+    for path in (empty, Path("/dev/null")):
+        with guest_node(guest_settings([], 5), path) as (_, authority):
+            assert authority is None
+        with pytest.raises(UserError, match="not an invitation"), guest_node(guest_settings([], 5), path, OWNER.public):
+            pass
+    with pytest.raises(UserError, match="No such file"), guest_node(guest_settings([], 5), tmp_path / "none"):
+        pass
+
+
+def test_root_writes_a_book_that_the_bootstrap_node_s_user_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With systemd's unit only root can use the owner's commands; the node then kept its old revocations."""
+    given: list[tuple[str, int, int]] = []
+    key = tmp_path / "owner.key"
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid: given.append((Path(path).parent.name, uid, gid)))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    book.invite(key, "alice", 1, tmp_path / "alice.invitation")
+    assert not given
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    book.revoke(key, "alice")
+    assert given == [(tmp_path.name, key.stat().st_uid, key.stat().st_gid)]
+
+
+def test_a_book_that_cannot_be_read_is_one_line_with_the_reason(tmp_path: Path) -> None:
+    key = tmp_path / "owner.key"
+    (tmp_path / "owner.key.book.json").mkdir()
+    with pytest.raises(UserError, match="Is a directory; without it revoked"):
+        book.read(key)
+    (tmp_path / "owner.key.book.json").rmdir()
+    (tmp_path / "owner.key.book.json").write_text("{")
+    with pytest.raises(UserError, match="not a book; restore it"):
+        book.read(key)
 
 
 def test_the_owners_book(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,12 @@ import pytest
 from peer import clock
 from peer.config.digest import canonical, digest_of
 from peer.config.received import LARGEST_TEXT
-from peer.config.schema import InnerConfig, MemberConfig, RunConfig
+from peer.config.schema import InnerConfig, RunConfig
 from peer.errors import RunError, UserError
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.stream import Refusal, Refused, Stream, StreamLost
-from peer.swarm.configuration import OFFER_TIMEOUT, NoMajority, _from_swarm, _invitation, ask, most_common
+from peer.swarm.configuration import OFFER_TIMEOUT, NoMajority, _from_swarm, ask, most_common
 from peer.swarm.directory.records import MemberRecord
 from tests.unit.parts import member_record
 from tests.unit.virtual import stream_pair
@@ -142,13 +141,3 @@ def test_a_member_of_another_run_tells_nothing(thread: LoopThread) -> None:
     node: Any = Swarm(thread, {"m0": replace(honest(TEXT), run="other")})
     with pytest.raises(RunError, match="it trains another run"):
         _from_swarm(node, "demo", records(DIGEST), None)
-
-
-def test_an_empty_file_is_no_invitation(tmp_path: Path) -> None:
-    """docker/compose.peer.yaml mounts one in an open swarm."""
-    (full := tmp_path / "a.invitation").write_text("{}")
-    (empty := tmp_path / "empty").touch()
-    for path, found in ((None, None), (empty, None), (Path("/dev/null"), None), (full, full)):
-        assert _invitation(MemberConfig(invitation=path)) == found
-    missing = tmp_path / "none"
-    assert _invitation(MemberConfig(invitation=missing)) == missing  # reading it says so
