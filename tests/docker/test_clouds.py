@@ -232,6 +232,29 @@ def test_prometheus_scrapes_as_the_one_in_docker() -> None:
     assert rules == model["metric_relabel_configs"]
 
 
+def test_prometheus_scrapes_as_often_as_rules_and_dashboards_expect() -> None:
+    often = yaml.safe_load((FOLDER / "prometheus" / "prometheus.yml").read_text())["global"]["scrape_interval"]
+    monitor, peers = (
+        of_kind("ServiceMonitor")["noloco-bootstrap"]["spec"],
+        of_kind("ScrapeConfig")["noloco-peer"]["spec"],
+    )
+    assert {peers["scrapeInterval"], *(it["interval"] for it in monitor["endpoints"])} == {often}
+    (source,) = yaml.safe_load((FOLDER / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    assert source["jsonData"]["timeInterval"] == often
+
+
+def test_the_rules_reach_the_operator_s_prometheus(tmp_path: Path) -> None:
+    """The dashboards' main panels show recorded series only."""
+    (loop,) = re.findall(r"^for rules in .*?^done$", README, re.DOTALL | re.MULTILINE)
+    stub = f'kubectl() {{ [ "$*" = "apply -f -" ] && cat >{tmp_path}/$rules.yaml; }}'
+    applied = run("bash", "-euo", "pipefail", "-c", f"{stub}\n{loop}")
+    assert applied.returncode == 0, applied.stderr
+    for name in ("recording", "alerts"):
+        made = yaml.safe_load((tmp_path / f"{name}.yaml").read_text())
+        assert made["kind"] == "PrometheusRule" and made["metadata"]["name"] == f"noloco-{name}"
+        assert made["spec"] == yaml.safe_load((FOLDER / "prometheus" / f"{name}.yml").read_text())
+
+
 # -- systemd -------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def device(config: Config, ranks: int) -> Iterator[Finding]:
             yield ok("device", text)
         if has_streams(found) and not own.compile:
             advice = "peer.compile: true may train twice as fast, and takes half a minute at the start"
+            if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+                advice += "; it needs a C compiler, and none is installed here"
             yield warn("compile", "torch.compile is off", advice)
         return
     threads = own.threads or torch.get_num_threads()

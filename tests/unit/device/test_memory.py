@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -37,6 +39,20 @@ def test_check_says_what_the_device_is_and_what_it_needs(kind: str, monkeypatch:
     assert found.level == "ok" and found.text == f"{NAMES[kind]}, 8.0 GiB, computes in {numbers}"
     needed = next(iter(training.memory(config, 1)))
     assert needed.topic == "GPU memory" and needed.level == "ok" and "3.00 GiB free" in needed.text
+
+
+@pytest.mark.parametrize("compiler", ["cc", "gcc", "clang", ""])
+def test_check_says_when_torch_compile_lacks_a_compiler(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the image, where the advice to compile gained nothing."""
+    plug_in(monkeypatch, "cuda")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    if compiler:
+        (tmp_path / compiler).touch(mode=0o755)
+    _, found = training.device(load(None, ["peer.device=cuda"], environment={}), 1)
+    assert ("needs a C compiler, and none is installed" in found.advice) is (not compiler)
 
 
 @pytest.mark.parametrize(("kind", "variable"), [("cuda", "CUDA_VISIBLE_DEVICES=1"), ("xpu", "ZE_AFFINITY_MASK=1")])
