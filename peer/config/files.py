@@ -10,7 +10,8 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """A new file beside ``path``, which takes its place at the end. After an error or a kill ``path`` is as before.
+    """A new file beside ``path``, which takes its place at the end, when it is on the disk. After an error, a kill or a
+    power cut ``path`` is as before, or new.
 
     ``mode``: its rights before anything is written, less the umask. One thread at a time may replace a ``path``.
     """
@@ -19,7 +20,18 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         new.unlink(missing_ok=True)  # a killed process of the same id may have left one that others can read
         new.touch(mode, exist_ok=False)
         yield new
+        sync(new)
         new.replace(path)
+        sync(path.parent)
     finally:
         with suppress(OSError):  # it has moved, or an error of the disk is already on its way
             new.unlink()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder's entries are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

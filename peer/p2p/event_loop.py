@@ -27,6 +27,10 @@ WIND_DOWN_TIMEOUT = 10.0  # seconds for the last coroutine
 _SETTING_THREADS = Lock()
 
 
+class NoAnswer(RunError):
+    """The network hangs. The model is as good as before."""
+
+
 class LoopThread:
     """Starts at once and runs until :meth:`close`."""
 
@@ -40,13 +44,13 @@ class LoopThread:
         return self._thread.is_alive()
 
     def call(self, work: Coroutine[Any, Any, LoopResult], timeout: float) -> LoopResult:
-        """Run ``work`` and wait at most ``timeout`` seconds for it. From any other thread."""
+        """Run ``work`` and wait at most ``timeout`` seconds for it; raises :class:`NoAnswer`. From any other thread."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return clock.result(future, timeout)
         except TimeoutError:
             if future.cancel():
-                raise RunError(f"the network thread gave no answer within {timeout:.0f} s") from None
+                raise NoAnswer(f"the network thread gave no answer within {timeout:.0f} s") from None
             raise  # ``work`` itself raised it
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -13,10 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from peer import clock
 from peer.errors import UserError
 from peer.logs import get_logger
 
 log = get_logger("trackers")
+
+CLOSING = 60.0  # seconds
 
 
 class Tracker(Protocol):
@@ -75,15 +78,15 @@ class Trackers:
         self._each(lambda tracker: tracker.log(step, finite), "failed and is dropped")
 
     def close(self) -> None:
-        """Flush and close."""
-        self._each(lambda tracker: tracker.close(), "did not close")
+        """Flush and close. Each has a minute: without its service W&B tries again for ever."""
+        self._each(lambda it: clock.result(clock.worker("tracker").submit(it.close), CLOSING), "did not close")
 
     def _each(self, call: Callable[[Tracker], None], failure: str) -> None:
         for tracker in list(self._trackers):
             try:
                 call(tracker)
             except Exception as error:  # noqa: BLE001 - any error of the library; it must not stop the training
-                log.warning("%s %s: %s", type(tracker).__name__, failure, error)
+                log.warning("%s %s: %s", type(tracker).__name__, failure, str(error) or "no answer")
                 self._trackers.remove(tracker)
 
 

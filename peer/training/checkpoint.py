@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from peer.config.files import sync
 from peer.errors import UserError
 from peer.logs import get_logger
 
@@ -51,6 +52,15 @@ class Saved:
     path: Path
     state: dict[str, Any]
     tensors: dict[str, Tensors]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint that may not be on the disk yet. ``state``: without the step and digests of :class:`Saved`."""
+
+    step: int
+    state: dict[str, Any]
+    files: list[Path]
 
 
 class Checkpoints:
@@ -82,37 +92,61 @@ class Checkpoints:
             return math.nan
 
     def save(self, step: int, state: Mapping[str, Any], tensors: Iterable[tuple[str, Tensors]]) -> bool:
-        """Write one checkpoint, ``tensors`` by file. An error of the disk is logged and gives ``False``."""
-        final = self.path(step)
-        name, temporary = final.name, self.folder / f"{TEMPORARY}{final.name}"
+        """:meth:`write` one checkpoint and :meth:`publish` it."""
+        return self.publish(self.write(step, state, tensors))
+
+    def write(self, step: int, state: Mapping[str, Any], tensors: Iterable[tuple[str, Tensors]]) -> Written | None:
+        """Write the files of one checkpoint, ``tensors`` by file; then these may change. An error of the disk is logged
+        and gives ``None``.
+        """
+        temporary, files = self._temporary(step), []
         try:
             self._put_back()
             for left in self.folder.glob(f"{TEMPORARY}step_*"):
                 shutil.rmtree(left, ignore_errors=True)
             temporary.mkdir(parents=True)
-            digests = {}
             for part, content in tensors:
-                path = temporary / f"{part}.safetensors"
-                save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, path)
+                files.append(temporary / f"{part}.safetensors")
+                save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, files[-1])
+        except (OSError, SafetensorError) as error:
+            return self._give_up(step, error)
+        return Written(step, deepcopy(dict(state)), files)
+
+    def publish(self, written: Written | None) -> bool:
+        """Wait until all of it is on the disk, then make it the newest: in any thread, before the next :meth:`write`.
+        An error of the disk is logged and gives ``False``.
+        """
+        if written is None:
+            return False
+        final, temporary = self.path(written.step), self._temporary(written.step)
+        try:
+            digests = {}
+            for path in written.files:
                 digests[path.name] = _digest(path)
-                _sync(path)
-            whole = {**state, "step": step, "digests": digests}
+                sync(path)
+            whole = {**written.state, "step": written.step, "digests": digests}
             _write(temporary / STATE, json.dumps({"digest": _seal(whole), "state": whole}, indent=1))
-            _sync(temporary)
+            sync(temporary)
             if final.exists():  # not removed before the rename: a kill must not lose the only one
-                final.rename(self.folder / f"{TEMPORARY}{name}{BEFORE}")
+                final.rename(self.folder / f"{TEMPORARY}{final.name}{BEFORE}")
             temporary.rename(final)
             pointer = self.folder / f"{TEMPORARY}{LATEST}"
-            _write(pointer, name + "\n")
+            _write(pointer, final.name + "\n")
             pointer.rename(self.folder / LATEST)
-            _sync(self.folder)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            log.error("checkpoint of step %d not saved: %s: %s", step, self.folder, error)
+            sync(self.folder)
+        except OSError as error:
+            self._give_up(written.step, error)
             return False
         for old in (*self.all()[: -self._keep], *self.folder.glob(f"{TEMPORARY}step_*")):
             shutil.rmtree(old, ignore_errors=True)
         return True
+
+    def _temporary(self, step: int) -> Path:
+        return self.folder / f"{TEMPORARY}{self.path(step).name}"
+
+    def _give_up(self, step: int, error: Exception) -> None:
+        shutil.rmtree(self._temporary(step), ignore_errors=True)
+        log.error("checkpoint of step %d not saved: %s: %s", step, self.folder, error)
 
     def path(self, step: int) -> Path:
         """The folder of the checkpoint of a step."""
@@ -217,12 +251,4 @@ def _digest(path: Path) -> str:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path)

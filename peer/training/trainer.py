@@ -6,13 +6,17 @@ inner: H steps → boundary: match, exchange, apply (blocking.py, overlapped.py)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from peer import clock
 from peer.config.schema import Config
 from peer.errors import RunError, UserError
 from peer.hub.beside import Pusher
 from peer.logs import get_logger
+from peer.p2p.event_loop import NoAnswer
 from peer.replica.inner_loop import InnerReport
 from peer.training.checkpoint import NEW_RUN_ADVICE, Checkpoints, how_to_go_on
 from peer.training.member import Membership
@@ -21,6 +25,16 @@ from peer.training.state import PeerState
 from peer.training.validation import Validation
 
 log = get_logger("trainer")
+DISK_SECONDS = 900.0  # for a checkpoint, as long as the recipes let a peer leave
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A checkpoint on its way to the disk."""
+
+    published: Future[bool]
+    step: int
+    round: int
 
 
 class Trainer:
@@ -44,15 +58,26 @@ class Trainer:
         self.phase.lap()  # the first report begins here
 
     _no_data: RunError | UserError | None = None
+    _saving: Saving | None = None
 
     def run(self) -> None:
         """Train; raises :class:`RunError` when it cannot continue."""
+        try:
+            self._run()
+        finally:
+            self.end_save()
+
+    def _run(self) -> None:
         if not self.context.away:
             self.evaluate()
         going_on = True
         while going_on:
-            self.loop()
-            self.boundary.finish()
+            try:
+                self.loop()
+                self.boundary.finish()
+            except NoAnswer as error:
+                advice = how_to_go_on(self.member.resources.folder.path, saved=self.save())
+                raise RunError(f"{error}; {advice}") from None
             saved = self.save()
             going_on = not self.finished and self.rest.until_resumed(saved=saved)
         if not self.context.stop.requested:
@@ -123,14 +148,16 @@ class Trainer:
         """After a boundary: evaluate and save when they are due."""
         if self.done():
             return
+        if self._saving is not None and self._saving.published.done() and not self.end_save():
+            log.warning("training continues without this checkpoint")
         if self.pusher is not None:
             self.pusher.look()
         replaced = self.member.join_late(self.validation)
         if self.counters.round % self.config.run.evaluation.every_rounds == 0:
             self.evaluate()
         due = self.counters.round % self.config.peer.checkpoint.every_rounds == 0
-        if (replaced or due) and not self.save():
-            log.warning("training continues without this checkpoint")
+        if replaced or due:
+            self.begin_save()
 
     def evaluate(self) -> None:
         """Report this replica's validation losses."""
@@ -138,11 +165,34 @@ class Trainer:
         self.member.reporter.evaluation(self.inner.step, self.counters.tokens, loss, others)
 
     def save(self) -> bool:
-        """Write a checkpoint, and push it if that is due; returns whether it is written."""
+        """Write a checkpoint; returns whether it is on the disk."""
+        self.begin_save()
+        return self.end_save()
+
+    def begin_save(self) -> None:
+        """Write a checkpoint. While it gets on the disk, which may take half a minute, the training goes on."""
+        self.end_save()
         with self.phase("checkpoint"):
-            saved = self.checkpoints.save(self.inner.step, self.state.scalars(), self.state.tensors())
+            written = self.checkpoints.write(self.inner.step, self.state.scalars(), self.state.tensors())
+        worker = clock.worker("checkpoint")
+        self._saving = Saving(worker.submit(self.checkpoints.publish, written), self.inner.step, self.counters.round)
+        worker.shutdown(wait=False)
+
+    def end_save(self) -> bool:
+        """Wait until the checkpoint that was begun is on the disk, and push it if that is due; returns whether it is
+        there.
+        """
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return False
+        with self.phase("checkpoint"):
+            try:
+                saved = clock.result(saving.published, DISK_SECONDS)
+            except TimeoutError:
+                log.error("checkpoint of step %d not saved: the disk does not answer", saving.step)
+                return False
         if saved:
             self.member.reporter.saved()
             if self.pusher is not None:
-                self.pusher.saved(self.checkpoints.path(self.inner.step), self.counters.round)
+                self.pusher.saved(self.checkpoints.path(saving.step), saving.round)
         return saved

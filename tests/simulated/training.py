@@ -111,7 +111,11 @@ class DiskCheckpoints:
     def __init__(self, disk: Disk, seconds: float) -> None:
         self._disk, self._seconds = disk, seconds
 
-    def save(self, step: int, scalars: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+    def write(self, step: int, scalars: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
         clock.sleep(self._seconds)
-        self._disk.scalars, self._disk.tensors = scalars, tensors
+        return scalars, tensors
+
+    def publish(self, written: Any) -> bool:
+        clock.sleep(self._seconds)
+        self._disk.scalars, self._disk.tensors = written
         return True

@@ -58,3 +58,22 @@ def test_others_can_never_read_a_key_although_a_kill_has_left_a_file_that_they_c
         assert os.read(reader, 10) == b""
     os.close(reader)
     assert rights(path) == 0o600
+
+
+def test_a_new_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut left a key of no bytes, with which no start succeeded."""
+    done: list[str] = []
+    rename = Path.replace
+
+    def fsync(descriptor: int) -> None:
+        done.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def replace(old: Path, new: Path) -> Path:
+        done.append("rename")
+        return rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    with replacing(tmp_path / "some.key") as new:
+        new.write_text("secret")
+    assert done == [str(new), "rename", str(tmp_path)]

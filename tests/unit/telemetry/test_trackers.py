@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -53,6 +54,16 @@ class Broken:
 
     def close(self) -> None:
         raise ConnectionError("still none")
+
+
+def test_one_that_never_closes_is_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Without its service W&B tries again for ever; the last push waits behind it."""
+    stuck, waits = Broken(), threading.Event()
+    monkeypatch.setattr(stuck, "close", waits.wait)
+    monkeypatch.setattr(trackers, "CLOSING", 0.1)
+    Trackers([stuck]).close()
+    waits.set()
+    assert "Broken did not close: no answer" in caplog.text
 
 
 def test_one_that_breaks_is_left_out_and_values_that_are_none_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import MagicMock, Mock
@@ -11,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from peer import clock
 from peer.config.schema import Config, RunConfig
 from peer.errors import RunError, UserError
+from peer.p2p.event_loop import NoAnswer
 from peer.process import LoopContext
 from peer.training.checkpoint import Checkpoints
 from peer.training.trainer import Trainer
@@ -131,6 +134,48 @@ def test_only_a_checkpoint_between_two_rounds_says_that_training_continues(
         assert "checkpoint of step 4 not saved" in caplog.text and "continues" not in caplog.text
         peer.trainer.inner.step = 3
         peer.trainer.now_and_then()
+        clock.result(peer.trainer._saving.published, 60.0)  # type: ignore[union-attr]
+        peer.trainer.now_and_then()
     finally:
         logging.getLogger("noloco").removeHandler(caplog.handler)
     assert "training continues without this checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["cross", "finish"])
+def test_when_the_network_hangs_what_was_trained_is_saved(tmp_path: Path, where: str) -> None:
+    """All since the last checkpoint was lost, ten rounds by default."""
+    peer = FullDisk(tmp_path / "a")
+    peer.room()
+    hangs = Mock(side_effect=NoAnswer("the network thread gave no answer within 5 s"))
+    peer.trainer.boundary = Mock(**{where: hangs})
+    peer.trainer.loop = (lambda: hangs()) if where == "cross" else lambda: None  # type: ignore[method-assign]
+    with pytest.raises(
+        RunError, match=r"^the network thread gave no answer within 5 s; the state is saved, start again"
+    ):
+        peer.trainer.run()
+    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004"]
+
+
+def test_training_goes_on_while_a_checkpoint_gets_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accelerator waited for it: half a minute for ten gigabytes on some disks."""
+    peer, there = FullDisk(tmp_path / "a"), threading.Event()
+    peer.room()
+    monkeypatch.setattr("peer.training.checkpoint.sync", lambda path: there.wait(60.0))
+    peer.trainer.inner.step = 3
+    peer.trainer.now_and_then()
+    assert not peer.trainer.checkpoints.all() and not peer.member.reporter.saved.called
+    there.set()
+    peer.trainer.inner.step = 4
+    peer.trainer.run()  # it waits for the one before, and saves again
+    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000003", "step_00000004"]
+    assert peer.member.reporter.saved.call_count == 2
+
+
+def test_what_changes_after_the_write_is_not_in_the_checkpoint(tmp_path: Path) -> None:
+    checkpoints, weights, state = Checkpoints(tmp_path, 1), torch.zeros(4), {"position": [1]}
+    written = checkpoints.write(1, state, {"model": {"w": weights}}.items())
+    weights += 1
+    state["position"].append(2)
+    assert checkpoints.publish(written)
+    saved = checkpoints.newest()
+    assert saved is not None and saved.state["position"] == [1] and not saved.tensors["model"]["w"].any()
