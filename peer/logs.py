@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TextIO
 
 LOGGER = "noloco"
+TAKES_SECONDS = 1.0
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -47,7 +50,7 @@ def setup(peer: str, logfile: Path | None = None) -> None:
     root = logging.getLogger(LOGGER)
     root.handlers.clear()
     root.propagate = False
-    _log_to(root, peer, [logging.StreamHandler(sys.stderr), *_file(logfile)])
+    _log_to(root, peer, [StderrLog(sys.stderr), *_file(logfile)])
 
 
 @contextmanager
@@ -58,7 +61,7 @@ def attached(peer: str, logfile: Path) -> Iterator[None]:
     """
     root = logging.getLogger(LOGGER)
     theirs = [it for it in (*root.handlers, *logging.getLogger().handlers) if it not in _attached]
-    ours = [*([] if theirs else [logging.StreamHandler(sys.stderr)]), *_file(logfile)]
+    ours = [*([] if theirs else [StderrLog(sys.stderr)]), *_file(logfile)]
     for handler in ours:
         handler.addFilter(lambda _: _acting.get() in (None, logfile))
     level = root.level
@@ -91,6 +94,30 @@ def _file(path: Path | None) -> list[logging.Handler]:
         return []
     path.parent.mkdir(parents=True, exist_ok=True)
     return [PeerLog(path, encoding="utf-8")]
+
+
+class StderrLog(logging.StreamHandler[TextIO]):
+    """Standard error. Its reader may stand still (Ctrl+S, a pager), and no thread may wait for it: a line that it does
+    not take within a second is left out, and counted.
+    """
+
+    _lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._takes():
+            self._lost += 1
+            return
+        lost, self._lost = self._lost, 0
+        if lost:
+            said = f"lines left out, as nothing read them: {lost}"
+            super().emit(logging.makeLogRecord({**record.__dict__, "msg": said, "levelname": "WARNING"}))
+        super().emit(record)
+
+    def _takes(self) -> bool:
+        try:
+            return bool(select.select([], [self.stream], [], 0.0 if self._lost else TAKES_SECONDS)[1])
+        except (OSError, ValueError, TypeError):  # it is no file, or closed
+            return True
 
 
 class PeerLog(logging.FileHandler):

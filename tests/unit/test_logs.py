@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import threading
 from pathlib import Path
 
@@ -100,3 +101,25 @@ def test_a_full_disk_is_one_line_until_there_is_room_again(tmp_path: Path, capsy
     room.close()
     assert (tmp_path / "peer.log").read_text().endswith("there is room\n")
     assert capsys.readouterr().err.count("/dev/full: lines are lost") == 1
+
+
+def test_nobody_waits_for_a_terminal_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network thread did; after seconds the peer ended without its last steps."""
+    reader, writer = os.pipe()
+    monkeypatch.setattr(logs, "TAKES_SECONDS", 0.1)
+    stream = os.fdopen(writer, "w", encoding="utf-8")
+    handler = logs.StderrLog(stream)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    thread = threading.Thread(target=lambda: [handler.emit(record) for record in [said] * 9999], daemon=True)
+    said = logging.makeLogRecord({"msg": "no meeting", "levelname": "INFO"})
+    thread.start()
+    thread.join(60.0)
+    assert not thread.is_alive()
+    os.set_blocking(reader, False)
+    taken = os.read(reader, 1 << 20).decode().splitlines()
+    handler.emit(said)
+    assert set(taken) == {"INFO no meeting"} and len(taken) < 9999
+    lost, last = os.read(reader, 1 << 20).decode().splitlines()
+    assert last == "INFO no meeting" and lost == f"WARNING lines left out, as nothing read them: {9999 - len(taken)}"
+    stream.close()
+    os.close(reader)

@@ -66,7 +66,7 @@ def test_a_new_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkey
     rename = Path.replace
 
     def fsync(descriptor: int) -> None:
-        done.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        done.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
 
     def replace(old: Path, new: Path) -> Path:
         done.append("rename")
