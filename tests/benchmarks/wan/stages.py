@@ -48,9 +48,10 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Stage:
-    """``pace``: seconds of an inner step; the straggler's are twice as long. ``delay``: inner steps in which torchft's
-    fragments travel at its best, a third more than their bytes take over the line. ``longer``: times H. ``drift``: the
-    model is too large for this machine's arithmetic (drift.py), so no loss is measured, and no library.
+    """``pace``: seconds of an inner step; the straggler's are twice as long. ``delay``: inner steps in which
+    torchft's fragments travel at its best, a third more than their bytes take over the line; in ``cable`` nearly
+    all that H gives. ``longer``: times H. ``drift``: the model is too large for this machine's arithmetic
+    (drift.py), so no loss is measured, and no library.
     """
 
     name: str
