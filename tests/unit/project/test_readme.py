@@ -70,7 +70,7 @@ def test_a_command_parses_and_what_it_names_is_there(line: str) -> None:
     elif program in ("python", ".venv/bin/python"):
         assert arguments[0] == "-m"  # which module is checked below
     elif program == "docker":
-        assert arguments[0] in ("compose", "run")
+        assert arguments[0] in ("build", "compose", "run")
     else:
         assert program in OTHERS
 
