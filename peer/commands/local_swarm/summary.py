@@ -7,11 +7,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
-
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
 from peer.data.open import corpus_of, validation
+from peer.device.accelerator import pick_device
 from peer.replica import model
 from peer.replica.averaging import MeanWeights
 from peer.replica.inner_loop import mean_loss_by_rows
@@ -90,11 +89,11 @@ def _averaged_model(config: Config, tails: Sequence[Tail]) -> tuple[float | None
     numel = sum(value.numel() for value in average.tensors.values())
     network = model.build(config.run)
     network.load_state_dict({**_tensors(folders[0], UNTRAINED_PART), **average.tensors}, strict=False)
-    batches = validation(config.run, corpus_of(config.run).validation)
-    return mean_loss_by_rows(network, batches, torch.device("cpu")), (square / (len(folders) * numel)) ** 0.5
+    batches, device = validation(config.run, corpus_of(config.run).validation), pick_device(config.peer.device)
+    return mean_loss_by_rows(network.to(device), batches, device), (square / (len(folders) * numel)) ** 0.5
 
 
 def _tensors(folder: Path, part: str) -> Tensors:
-    """One file of the newest checkpoint; empty when it is missing."""
-    saved = Checkpoints(folder, keep=1).newest()
+    """One file of the newest checkpoint whose weights are undamaged; empty when it is missing."""
+    saved = Checkpoints(folder, keep=1).newest(parts={WEIGHTS_PART, part})
     return saved.tensors.get(part, {}) if saved else {}

@@ -15,8 +15,8 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 
-from peer.commands.local_swarm import processes, swarm
-from peer.commands.local_swarm.processes import Child, monitor_of
+from peer.commands.local_swarm import summary, swarm
+from peer.commands.local_swarm.processes import monitor_of
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
@@ -152,6 +152,15 @@ def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_pat
     batches = validation(config.run, corpus_of(config.run).validation)
     assert swarm["val_loss_averaged_model"] == pytest.approx(mean_loss(base, batches, torch.device("cpu")), rel=1e-4)
     assert swarm["spread"] == pytest.approx((0.5 / 3) ** 0.5, rel=1e-4)
+    meta = torch.device("meta")
+    with (
+        patch.object(summary, "pick_device", return_value=meta) as picked,
+        patch.object(summary, "mean_loss_by_rows", return_value=1.0) as loss,
+    ):
+        summarize(config, tails, 1.0)  # on the accelerator: a CPU needs hours for a model of 1.1B
+    picked.assert_called_once_with(config.peer.device)
+    network, _, device = loss.call_args.args
+    assert device == meta == next(network.parameters()).device
 
 
 def test_what_is_not_trained_is_that_of_the_first_peer(tmp_path: Path) -> None:
@@ -213,7 +222,7 @@ def test_a_folder_that_no_swarm_can_use_is_a_line(
     with pytest.raises(UserError, match=r"^run\.dir: cannot write to .*file/runs: Not a directory$"):
         launched(tmp_path / "file" / "runs", monkeypatch, resume=resume)
     with pytest.raises(UserError, match=r"^run\.dir: cannot write to .*file: File exists$"):
-        Child("a", "peer", [], tmp_path / "file" / "console.log")
+        swarm_of_one(tmp_path)._spawn("file", "peer", [])
 
 
 def test_figures_that_cannot_be_written_are_on_the_terminal(
@@ -288,7 +297,7 @@ def test_each_peer_has_a_gpu_of_its_own_as_far_as_there_are_several(
     if given is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(swarm, "monitor_of", listening)
-    monkeypatch.setattr(processes.subprocess, "Popen", started := Mock(return_value=Mock(returncode=1)))
+    monkeypatch.setattr("peer.process.subprocess.Popen", started := Mock(return_value=Mock(returncode=1)))
     update = {"run": CONFIG.run.model_copy(update={"dir": tmp_path}), "peer": PeerConfig(device=device)}
     members = swarm.LocalSwarm(CONFIG.model_copy(update=update), [], [], peers=3, resume=False)._start()
     members[1].restart()
