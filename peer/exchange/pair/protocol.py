@@ -57,7 +57,7 @@ Receive = Callable[[Transfer], Coroutine[Any, Any, bytes]]
 @dataclass(eq=False)
 class PairProtocol:
     """Swaps with one partner at a time, over streams that the rendezvous has opened. ``away``: was this peer asked to
-    stop or to pause?
+    stop or to pause? An overlapped swap is ended by its boundary instead, which counts from the last inner step.
     """
 
     _network: LoopThread
@@ -116,6 +116,7 @@ class PairProtocol:
             reason=verdict.reason,
             culprits=(link.peer_id,) if verdict.outcome in OFFENCES else (),
             partner_id=link.peer_id,
+            chosen=stream.initiator,
             unresolved=judgement.unresolved,
             strange=judgement.strange,
             ahead=judgement.ahead,

@@ -114,10 +114,11 @@ class PairMatching(Matching):
 
     async def _partner_of(self, meeting: Meeting, linger: float) -> Link | None:
         """Tell the partner that this peer is here; wait for it as long as it announced. ``linger``: seconds on top."""
-        reason, phase = "left", self._boundary.progress.phase_seconds
+        phase, reason = self._boundary.progress.phase_seconds, "left"
+        if phase and meeting.their_eta() > phase:  # this peer is here much earlier than it announced
+            self._cancel(meeting, "comes more than a phase later")
+            return None
         try:
-            if phase and meeting.their_eta() > phase:  # this peer is here much earlier than it announced
-                raise StreamLost("comes more than a phase later")
             await meeting.stream.send(PartnerReady(), MEET_TIMEOUT)
             for patience in clock.slices(1.5 * meeting.their_eta() + PARTNER_SLACK + linger):
                 await asyncio.wait([meeting.came], timeout=patience)
@@ -135,6 +136,9 @@ class PairMatching(Matching):
                 self._node.proven.discard(remote)
         except (TimeoutError, StreamLost) as error:
             reason = str(error) or "does not answer"
+        self._cancel(meeting, reason)
+        return None
+
+    def _cancel(self, meeting: Meeting, reason: str) -> None:
         log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._agreement.round))
         self._agreement.cancel(meeting)
-        return None
