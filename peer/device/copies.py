@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,14 +31,18 @@ def has_streams(device: torch.device) -> bool:
     return device.type in _STREAMS
 
 
-class Completion(Protocol):
-    """The event after a copy."""
+@dataclass(frozen=True)
+class Copied:
+    """``host``: what may be read once :meth:`arrived`. ``event``: after the copy; ``None`` when none is under way."""
 
-    def query(self) -> bool:
-        """Has the copy completed?"""
+    host: Tensor
+    event: torch.Event | None
 
-    def synchronize(self) -> None:
-        """Wait for it."""
+    def arrived(self, *, wait: bool = False) -> bool:
+        """May it be read? ``wait``: until it may."""
+        if self.event is not None and wait:
+            self.event.synchronize()
+        return self.event is None or self.event.query()
 
 
 class SideStream:
@@ -50,15 +54,14 @@ class SideStream:
         self._device, self._module = device, module_of(device)
         self._down, self._up = self._module.Stream(device), self._module.Stream(device)
 
-    def download(self, snapshot: Tensor) -> tuple[Tensor, Completion]:
-        """A copy in pinned memory, and its event. ``snapshot``: on the device; nobody changes it."""
+    def download(self, snapshot: Tensor) -> Copied:
+        """A copy in pinned memory. ``snapshot``: on the device; nobody changes it."""
         host = torch.empty(snapshot.shape, dtype=snapshot.dtype, device="cpu", pin_memory=True)
         self._down.wait_stream(self._module.current_stream(self._device))
         with self._module.stream(self._down):
             host.copy_(snapshot, non_blocking=True)
         snapshot.record_stream(self._down)  # its memory is not used again before the copy
-        copied: Completion = self._down.record_event()
-        return host, copied
+        return Copied(host, self._down.record_event())
 
     def upload(self, numel: int, fill: Callable[[Tensor], object]) -> Tensor:
         """An fp32 vector on the device, for the compute stream. ``fill`` writes it on the host."""
@@ -73,25 +76,18 @@ class SideStream:
         return moved
 
 
-class Arriving:
+def copied_scalar(value: Tensor | float) -> Copied:
     """A number, or a scalar of an accelerator that is read without waiting for the work queued behind it.
 
     On a device without streams reading it waits for all queued work.
     """
-
-    def __init__(self, value: Tensor | float) -> None:
-        self._host: Tensor | float = value
-        self._copied: Completion | None = None
-        if isinstance(value, Tensor) and has_streams(value.device):
-            host = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True)
-            self._host = host.copy_(value.detach(), non_blocking=True)
-            self._copied = module_of(value.device).current_stream(value.device).record_event()
-
-    def value(self, *, wait: bool = False) -> float | None:
-        """The number, or ``None`` before it has arrived. ``wait``: until then."""
-        if self._copied is not None and wait:
-            self._copied.synchronize()
-        return float(self._host) if self._copied is None or self._copied.query() else None
+    if not isinstance(value, Tensor):
+        return Copied(torch.tensor(value, dtype=torch.float64, device="cpu"), None)
+    if not has_streams(value.device):
+        return Copied(value, None)
+    host = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True)
+    host.copy_(value.detach(), non_blocking=True)
+    return Copied(host, module_of(value.device).current_stream(value.device).record_event())
 
 
 def side_stream(device: torch.device) -> SideStream | None:

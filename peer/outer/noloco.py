@@ -23,8 +23,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from peer.config.methods import NoLoCoConfig
-from peer.outer.fetched import Fetched
-from peer.outer.slow_weights import DenseContribution, SlowWeights
+from peer.outer.slow_weights import DenseContribution, Fetched, SlowWeights
 from peer.rounds.contribution import parts, scratch
 from peer.rounds.types import Grouping
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from peer.outer.fetched import Fetched
 from peer.outer.noloco import NoLoCo
-from peer.outer.slow_weights import broken_weight
+from peer.outer.slow_weights import Fetched, broken_weight
 from peer.rounds.contribution import host_vector
 
 # Parts at once, each in pinned memory and on the device. They arrive an inner step or two later, so a fixed number

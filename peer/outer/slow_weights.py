@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from peer.device.copies import has_streams, host_zeros, side_stream, synchronize
+from peer.device.copies import Copied, has_streams, host_zeros, side_stream, synchronize
 from peer.errors import RunError
-from peer.outer.fetched import Fetched
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,21 @@ class Span:
     @property
     def stop(self) -> int:
         return self.start + self.parameter.numel()
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Elements ``start : stop`` of θ at one moment, on their way to the host. ``copy``: in θ's dtype; ``None`` on a
+    device without streams, where θ itself is read.
+    """
+
+    start: int
+    stop: int
+    copy: Copied | None = None
+
+    def arrived(self, *, wait: bool = False) -> bool:
+        """May it be read? ``wait``: until it may."""
+        return self.copy is None or self.copy.arrived(wait=wait)
 
 
 def broken_weight(name: str, step: int) -> RunError:
@@ -86,7 +100,7 @@ class SlowWeights:
             return Fetched(start, stop)
         with torch.no_grad():
             snapshot = torch.cat([theta for _, _, theta in self._fast(start, stop)])
-        return Fetched(start, stop, *self._side.download(snapshot))
+        return Fetched(start, stop, self._side.download(snapshot))
 
     def read_fast(self, start: int, out: Tensor, fetched: Fetched | None = None) -> None:
         """``out`` ← θ[start : start + len(out)], as fp32 on the host: as it is now, or as it was ``fetched``.
@@ -97,7 +111,7 @@ class SlowWeights:
         with torch.no_grad():
             for low, high, theta in self._fast(start, stop):
                 here = slice(low - start, high - start)
-                part = out[here].copy_(theta if fetched is None or fetched.theta is None else fetched.theta[here])
+                part = out[here].copy_(theta if fetched is None or fetched.copy is None else fetched.copy.host[here])
                 if theta.dtype != torch.float32:
                     phi = self.phi[low:high]
                     part.add_(phi - phi.to(theta.dtype))
@@ -112,10 +126,10 @@ class SlowWeights:
 
     def follow(self, fetched: Fetched) -> None:
         """θ moves from what was ``fetched`` to φ, in place; its training since then stays."""
-        then = fetched.theta
-        if then is None:
+        if fetched.copy is None:
             self.write_fast(fetched.start, fetched.stop)
             return
+        then = fetched.copy.host
 
         def move(out: Tensor) -> None:
             for low, high, theta in self._fast(fetched.start, fetched.stop):

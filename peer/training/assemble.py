@@ -1,4 +1,4 @@
-"""Makes a trainer from a configuration. Only this module chooses its classes."""
+"""Puts a trainer together; member.py chooses boundary and exchange, replica.py the inner loop and the outer method."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from peer.rounds.progress import Progress, phase_steps
 from peer.rounds.types import Outcome
 from peer.swarm.presence import Presence
 from peer.telemetry.report import BoundaryReport, Reporter, RoundReport
-from peer.training.outer_state import OuterState, Trial
+from peer.training.outer_state import OuterState
 from peer.training.resources import Resources
-from peer.training.rollback import Rollback
+from peer.training.rollback import Rollback, Trial
 from peer.training.validation import Validation
 
 NO_STEPS = InnerReport(0, 0, math.nan, math.nan, math.nan, math.nan, 0.0, 0)
@@ -64,9 +64,8 @@ class Boundary(ABC):
     def complete(self) -> None:  # noqa: B027
         """Wait for an exchange that has not ended."""
 
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027
         """Another state replaces this one: an exchange that has not ended changes nothing any more."""
-        self.rollback.forget()
 
     def finish(self) -> None:
         """There is no further inner phase: complete the exchange and judge what it changed. At the end of a run of

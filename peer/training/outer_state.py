@@ -6,23 +6,19 @@ state.py adds the inner half. api/state.py is for a program with an inner half o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from peer.device.copies import Arriving
 from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo
 from peer.outer.opening import PartOpening
-from peer.rounds.contribution import Averaged, host_vector, parts
+from peer.rounds.contribution import host_vector, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, State
-
-JUDGES = 16  # inner steps whose losses judge a merge
 
 
 class Trained(Protocol):
@@ -30,21 +26,6 @@ class Trained(Protocol):
 
     step: int  # of the swarm
     loss: Tensor | float | None  # of the last step, nats a token; ``None`` when unknown
-
-
-@dataclass
-class Trial:
-    """A merge that may be undone (rollback.py). ``corrections``: first element, and mean less own contribution."""
-
-    corrections: Sequence[tuple[int, Tensor]]
-    step: int  # of the inner loop when its loss was last taken
-    usual: float  # loss before it, nats a token
-    spread: float  # standard deviation of a step's loss; NaN when unknown, then no loss judges
-    applied: int  # the inner step at which the last correction was applied
-    merge: Averaged | None  # ``None`` while the swap runs
-    judged: int = 0  # the inner step of the last loss that was judged
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGES))
-    arriving: deque[tuple[int, Arriving]] = field(default_factory=deque)  # inner steps and their losses
 
 
 @dataclass
@@ -70,8 +51,7 @@ class OuterState(ABC):
         self.inner, self.outer = inner, outer
         self.kept = outer.slow.zeros() if feedback else None  # what rounding has kept back (exchange/group/feedback.py)
         self.counters = Counters()
-        self.trial: Trial | None = None  # the last merge, while it may be undone (rollback.py)
-        self.replaced = 0  # times that weights of others have replaced these
+        self.replaced = 0  # times that other weights have replaced these
 
     @abstractmethod
     def forget(self) -> None:
@@ -178,13 +158,12 @@ class OuterState(ABC):
 
     def take_outer(self, vectors: Mapping[str, Tensor]) -> None:
         """Restore :meth:`saved_vectors`; θ does not change."""
-        self.trial = None
+        self.replaced += 1
         with self.outer.slow.changing:
             for name, vector in self.saved_vectors().items():
                 vector.copy_(vectors[name])
 
     def _take_over(self, state: State) -> None:
-        self.replaced += 1
         self.take_outer({**self.saved_vectors(), **dict(zip(self.named_vectors(), state.vectors, strict=True))})
         self.outer.slow.write_fast()
         self.inner.step = state.step + state.phase_steps_done

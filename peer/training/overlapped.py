@@ -22,7 +22,7 @@ from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Group, Outcome, Reason
 from peer.telemetry.report import BoundaryReport
 from peer.training.boundary import Boundary
-from peer.training.outer_state import Trial
+from peer.training.rollback import Trial
 
 LOOK_SECONDS = 0.05  # seconds between two checks of a swap at the end of the run
 
@@ -103,7 +103,6 @@ class Overlapped(Boundary):
         """Give up the running swap and apply nothing more of it. One that has not ended after ``LEAVING_SECONDS`` is
         given up as soon as it can be; no other one begins before.
         """
-        super().abandon()
         self._ended, self.counters.unopened = None, None
         if self._swap is None:
             return

@@ -24,8 +24,8 @@ from peer.outer.slow_weights import SlowWeights
 from peer.process import LoopContext
 from peer.replica import model
 from peer.replica.inner_loop import InnerLoop
-from peer.replica.sharded import replica as sharded
 from peer.replica.sharded.ranks import Ranks
+from peer.replica.sharded.replica import build as build_sharded
 from peer.training.state import PeerState
 
 
@@ -48,7 +48,7 @@ def replica(
         inner = InnerLoop(network, config, device=device, autocast=bf16, compiled=config.peer.compile, context=context)
         slow = SlowWeights(network.named_parameters())
     else:
-        inner, slow = sharded.build(ranks, config, device, bf16=bf16, context=context)
+        inner, slow = build_sharded(ranks, config, device, bf16=bf16, context=context)
     outer, feedback = outer_method(run, slow), run.exchange.feedback
     data = batches(run, tokens, stream)
     return PeerState(inner, outer, data, digest(run), origin(run, inner.model), feedback=feedback)

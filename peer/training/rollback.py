@@ -4,8 +4,9 @@ The guard bounds how far a contribution moves the weights, not in which directio
 hostile one can double the loss within the distance that honest peers need. The first losses after the merge show that
 at no cost. A batch of unusual text shows the same, so the loss with and without the merge decides, on the same
 validation batches, where there are any (rounds/jump_rule.py). The outer step is linear in the mean, so until the next
-boundary the merge can be undone: its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`), and what was
-trained since remains.
+boundary the merge can be undone: its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`). After a jump θ
+becomes φ in the corrected parts, so what was trained there since their outer step is dropped. Where no loss jumps and
+the validation batches decide before the next merge (:meth:`Rollback.end`), it remains.
 """
 
 from __future__ import annotations
@@ -13,20 +14,37 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from torch import Tensor
 
-from peer.device.copies import Arriving
+from peer.device.copies import Copied, copied_scalar
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, parts
 from peer.rounds.jump_rule import HARM, JUMP, harmful, jumped, pooled
-from peer.training.outer_state import JUDGES, OuterState, Trial
+from peer.training.outer_state import OuterState
 
+JUDGES = 16  # inner steps whose losses judge a merge
 USUAL_LOSSES = 16  # recent losses that are usual, or those of the last phase
 
 Sample = Callable[[], Sequence[float]]
+
+
+@dataclass
+class Trial:
+    """A merge that may be undone. ``corrections``: first element, and mean less own contribution."""
+
+    corrections: Sequence[tuple[int, Tensor]]
+    step: int  # of the inner loop when its loss was last taken
+    usual: float  # loss before it, nats a token
+    spread: float  # standard deviation of a step's loss; NaN when unknown, then no loss judges
+    applied: int  # the inner step at which the last correction was applied
+    merge: Averaged | None  # ``None`` while the swap runs
+    judged: int = 0  # the inner step of the last loss that was judged
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGES))
+    arriving: deque[tuple[int, Copied]] = field(default_factory=deque)  # inner steps and their losses
 
 
 class Rollback:
@@ -37,8 +55,9 @@ class Rollback:
     def __init__(self, state: OuterState, undone: Callable[[Trial, str], None], sample: Sample | None = None) -> None:
         self._state, self._undone, self._sample = state, undone, sample
         self._recent: deque[InnerReport] = deque()
+        self.trial: Trial | None = None  # the last merge, while it may be undone
         self._at_rest = False
-        self._replaced = state.replaced  # of the weights whose losses are the recent ones
+        self._replaced = state.replaced  # of the weights that all this is of
         self._known: Sequence[float] | None = None  # what ``sample`` gives for the current weights
 
     def trained(self, inner: InnerReport) -> None:
@@ -57,28 +76,24 @@ class Rollback:
         if self._recent:
             usual, spread = pooled((it.losses, it.loss, it.spread) for it in self._recent)
             step = self._state.inner.step
-            self._state.trial = Trial(corrections, step, usual, spread, step, merge)
+            self.trial = Trial(corrections, step, usual, spread, step, merge)
 
     def ended(self, merge: Averaged) -> None:
         """There are no further corrections."""
-        trial = self._state.trial
-        if trial is not None:
-            trial.merge, trial.applied = merge, self._state.inner.step
-
-    def forget(self) -> None:
-        """Other weights replace these: the last merge and the usual losses say nothing of them."""
-        self._state.trial = self._known = None
-        self._recent.clear()
+        self._follow()
+        if self.trial is not None:
+            self.trial.merge, self.trial.applied = merge, self._state.inner.step
 
     def _follow(self) -> None:
+        """When other weights have replaced these, the last merge and the usual losses say nothing of them."""
         if self._replaced != self._state.replaced:
-            self._replaced = self._state.replaced
-            self.forget()
+            self._replaced, self.trial, self._known = self._state.replaced, None, None
+            self._recent.clear()
 
     def skip(self, steps: int) -> None:
         """Call it before the swarm's step counts ``steps`` further that this peer has not made."""
         self.look(wait=True)
-        trial = self._state.trial
+        trial = self.trial
         if trial is not None:
             trial.step, trial.applied = trial.step + steps, trial.applied + steps
             trial.judged += steps if trial.judged else 0
@@ -87,16 +102,17 @@ class Rollback:
         """Call it after each inner step: judge the merge while corrections come, and in the first steps after them.
         ``wait``: for the losses until now.
         """
-        trial, inner = self._state.trial, self._state.inner
+        self._follow()
+        trial, inner = self.trial, self._state.inner
         if trial is None:
             return
         if inner.step > trial.step and inner.loss is not None:
             trial.step = inner.step
-            trial.arriving.append((inner.step, Arriving(inner.loss)))
-        while trial.arriving and (loss := trial.arriving[0][1].value(wait=wait)) is not None:
-            step, _ = trial.arriving.popleft()
-            self._judge(trial, step, loss)
-            if self._state.trial is not trial:  # the losses of several steps may come at once from an accelerator
+            trial.arriving.append((inner.step, copied_scalar(inner.loss)))
+        while trial.arriving and trial.arriving[0][1].arrived(wait=wait):
+            step, loss = trial.arriving.popleft()
+            self._judge(trial, step, float(loss.host))
+            if self.trial is not trial:  # the losses of several steps may come at once from an accelerator
                 return
 
     def rest(self) -> None:
@@ -109,7 +125,7 @@ class Rollback:
         ``sampled``).
         """
         self.look(wait=True)
-        trial, self._state.trial = self._state.trial, None
+        trial, self.trial = self.trial, None
         if trial is None or not trial.corrections or (trial.judged > trial.applied and left >= JUDGES):
             return
         if sampled and self._sample is not None and (detail := self._taken_back(trial, self._sample, HARM)):
@@ -119,7 +135,7 @@ class Rollback:
         if not trial.corrections:
             return
         if trial.merge is not None and step > trial.applied + JUDGES:  # a program may tell a loss in few of its steps
-            self._state.trial = None
+            self.trial = None
             return
         if math.isfinite(trial.spread):  # one loss does not say how far from it others may be
             trial.judged = step
@@ -133,10 +149,10 @@ class Rollback:
                 return
             for start, correction in trial.corrections:
                 self._state.outer.slow.write_fast(start, start + correction.numel())
-            self._state.trial = None
+            self.trial = None
             self._undone(trial, detail)
         elif trial.merge is not None and step >= trial.applied + JUDGES:
-            self._state.trial = None
+            self.trial = None
 
     def _taken_back(self, trial: Trial, sample: Sample, bound: float) -> str:
         """Takes the corrections back if the loss with them is more than ``bound`` times that without. Returns why, in

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from peer.outer.fetched import Fetched
-from peer.outer.slow_weights import SlowWeights, Span, moments_of
+from peer.outer.slow_weights import Fetched, SlowWeights, Span, moments_of
 from peer.replica.sharded.channel import SharedMemory
 from peer.replica.sharded.commands import OnShards
 from peer.replica.sharded.launch import Rank

@@ -11,7 +11,7 @@ import torch
 
 from peer.rounds.pairing_rule import END_PATIENCE
 from peer.swarm.pairing.proposals import ASK_TIMEOUT
-from peer.training.outer_state import JUDGES
+from peer.training.rollback import JUDGES
 from tests.simulated.scenario import Fault, Kind, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
 

@@ -14,7 +14,7 @@ from peer.config.schema import RunConfig
 from peer.data.open import read_ahead
 from peer.data.prefetch import Prefetched
 from peer.device import copies
-from peer.device.copies import Arriving, has_streams, host_zeros, pin_in_place, side_stream, synchronize, to_device
+from peer.device.copies import copied_scalar, has_streams, host_zeros, pin_in_place, side_stream, synchronize, to_device
 from peer.errors import UserError
 from tests.unit import parts
 from tests.unit.device.doubles import plug_in
@@ -44,15 +44,16 @@ def test_a_batch_is_waited_for_where_it_must_be(kind: str, streams: bool, monkey
 
 def test_a_loss_is_read_without_waiting_where_there_are_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = torch.tensor(1.5)
-    assert Arriving(loss).value() == Arriving(1.5).value() == 1.5
+    known = copied_scalar(loss), copied_scalar(0.1)
+    assert [it.arrived() for it in known] == [True, True] and [float(it.host) for it in known] == [1.5, 0.1]
     event = SimpleNamespace(done=False, query=lambda: event.done, synchronize=lambda: setattr(event, "done", True))
     with LateDevice(monkeypatch):
         stream = SimpleNamespace(record_event=lambda: event)
         monkeypatch.setattr(copies, "has_streams", lambda device: True)
         monkeypatch.setattr(copies, "module_of", lambda device: SimpleNamespace(current_stream=lambda device: stream))
-        late = Arriving(loss)
-        assert late.value() is None
-        assert late.value(wait=True) == 1.5 and event.done and late.value() == 1.5
+        late = copied_scalar(loss)
+        assert not late.arrived()
+        assert late.arrived(wait=True) and event.done and late.arrived() and float(late.host) == 1.5
 
 
 @pytest.mark.parametrize("kind", STREAMS)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from peer.config.methods import NoLoCoConfig
-from peer.outer.fetched import Fetched
 from peer.outer.noloco import NoLoCo
-from peer.outer.slow_weights import SlowWeights
+from peer.outer.slow_weights import Fetched, SlowWeights
 from tests.unit.late_device import LateDevice
 
 PARTS = ((0, 11), (11, 37))  # their border lies within a parameter

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from peer.api.account import StepAccount
-from peer.device.copies import Arriving
+from peer.device.copies import Copied
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
-from peer.training.outer_state import JUDGES, Trial
-from peer.training.rollback import USUAL_LOSSES, Rollback
+from peer.training.rollback import JUDGES, USUAL_LOSSES, Rollback, Trial
 from peer.training.state import PeerState
 from tests.swarm.support.attacks import gradient
 from tests.unit import parts
@@ -102,7 +101,7 @@ def test_after_a_harmful_merge_weights_and_momentum_are_those_of_a_peer_that_was
     peer.train(2)
     ((trial, detail),) = peer.undone
     assert trial.merge is not None and trial.merge.partner_id == "id-b" and "without" in detail
-    assert peer.state.trial is None
+    assert peer.rollback.trial is None
     phi, momentum, theta = peer.tensors()
     torch.testing.assert_close(phi, alone.slow.phi, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(momentum, alone.momentum, atol=1e-6, rtol=1e-5)
@@ -112,9 +111,8 @@ def test_after_a_harmful_merge_weights_and_momentum_are_those_of_a_peer_that_was
 def test_losses_that_come_together_undo_a_merge_once(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """From an accelerator: four of them took it back four times, and the partner had as many offences."""
     peer.merge(peer.harm())
-    value = Arriving.value
-    monkeypatch.setattr(Arriving, "value", lambda loss, *, wait=False: value(loss) if wait else None)
-    usual = peer.state.trial.usual if peer.state.trial is not None else 0.0
+    monkeypatch.setattr(Copied, "arrived", lambda loss, *, wait=False: wait)
+    usual = peer.rollback.trial.usual if peer.rollback.trial is not None else 0.0
     for _ in range(4):
         peer.step_with(10 * usual)
     merged = peer.tensors()[0]
@@ -131,18 +129,18 @@ def test_an_honest_merge_stays(peer: Peer) -> None:
     peer.merge((other.own()[0] - peer.own()[0]) / 2)
     before = peer.tensors()[:2]
     peer.train(JUDGES)
-    assert peer.undone == [] and peer.state.trial is None
+    assert peer.undone == [] and peer.rollback.trial is None
     assert all(torch.equal(one, two) for one, two in zip(before, peer.tensors()[:2], strict=True))
 
 
 def test_only_the_first_steps_after_the_merge_judge(peer: Peer) -> None:
     peer.merge(torch.zeros(peer.outer.slow.numel))
     peer.rollback.look()
-    assert peer.state.trial is not None and not peer.state.trial.losses  # the last loss is older than the merge
+    assert peer.rollback.trial is not None and not peer.rollback.trial.losses  # the last loss is older than the merge
     peer.train(JUDGES - 1)
-    assert peer.state.trial is not None
+    assert peer.rollback.trial is not None
     peer.train(1)
-    assert peer.state.trial is None
+    assert peer.rollback.trial is None
     peer.step_with(1e9)
     assert peer.undone == []
 
@@ -152,11 +150,9 @@ def test_without_a_further_step_the_merge_is_judged_by_a_validation(peer: Peer, 
     batches = [*parts.stream(5).take(4)]
     peer.merge(peer.harm() if harmful else torch.zeros(peer.outer.slow.numel))
     before = peer.tensors()
-    peer.rollback = Rollback(
-        peer.state, lambda *of: peer.undone.append(of), lambda: [peer.state.inner.evaluate([it]) for it in batches]
-    )
+    peer.rollback._sample = lambda: [peer.state.inner.evaluate([it]) for it in batches]
     peer.rollback.end(left=100)
-    assert len(peer.undone) == harmful and peer.state.trial is None
+    assert len(peer.undone) == harmful and peer.rollback.trial is None
     for one, two in zip(before, peer.tensors(), strict=True):
         assert torch.allclose(one, two, atol=1e-6) != harmful
 
@@ -166,7 +162,7 @@ def test_at_the_end_of_a_run_a_few_steps_are_not_enough_to_judge(peer: Peer, lef
     peer.merge(0.01 * peer.harm())
     peer.train(1)
     losses = iter([1.1, 1.0])
-    peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: [next(losses)])
+    peer.rollback._sample = lambda: [next(losses)]
     peer.rollback.end(left=left)
     assert len(peer.undone) == (left < JUDGES)
 
@@ -192,13 +188,13 @@ def test_the_parts_of_a_swap_are_judged_while_they_come_and_undone_together(peer
     before = peer.tensors()
     peer.rollback.begin(corrections, None)
     peer.train(1)
-    assert peer.state.trial is not None and not peer.state.trial.losses  # nothing has come yet
+    assert peer.rollback.trial is not None and not peer.rollback.trial.losses  # nothing has come yet
     for start, stop in ((0, half), (half, len(harm))):
         peer.outer.amend(start, harm[start:stop])
         corrections.append((start, harm[start:stop].bfloat16()))
     peer.train(2)
     ((trial, _),) = peer.undone
-    assert trial.merge is None and peer.state.trial is None
+    assert trial.merge is None and peer.rollback.trial is None
     for one, two in zip(before[:2], peer.tensors()[:2], strict=True):
         torch.testing.assert_close(one, two, atol=0.01 * float(harm.abs().max()), rtol=0)  # bf16 has 8 bits
     assert (peer.tensors()[2] - before[2]).norm() < 0.1 * harm.norm()
@@ -212,7 +208,7 @@ def test_single_losses_scatter_so_a_jump_is_more_than_their_noise(
 ) -> None:
     """Batches of few tokens have losses far apart. ``factors``: standard deviations above what is usual."""
     peer.merge(torch.zeros(peer.outer.slow.numel))
-    trial = peer.state.trial
+    trial = peer.rollback.trial
     assert trial is not None and 2.5 * trial.spread > 0.1 * trial.usual
     for factor in factors:
         peer.step_with(trial.usual + factor * trial.spread)
@@ -228,12 +224,12 @@ def test_a_batch_of_unusual_text_undoes_nothing_when_the_loss_on_others_is_no_hi
     )
     peer.train(STEPS)
     peer.merge(peer.harm() if harmful else torch.zeros(peer.outer.slow.numel))
-    before, trial = peer.tensors(), peer.state.trial
+    before, trial = peer.tensors(), peer.rollback.trial
     assert trial is not None and inner.model.training
     peer.step_with(trial.usual + 10 * trial.spread)
     assert len(peer.undone) == harmful and inner.model.training
     if not harmful:
-        assert peer.state.trial is trial and not trial.losses  # the next losses judge it
+        assert peer.rollback.trial is trial and not trial.losses  # the next losses judge it
         for one, two in zip(before, peer.tensors(), strict=True):
             torch.testing.assert_close(one, two, atol=1e-6, rtol=0)
 
@@ -288,7 +284,7 @@ def test_a_loop_that_tells_one_loss_a_phase_undoes_nothing_until_it_is_known_how
     for loss in told:
         rollback.trained(phase_of(*[None] * 49, loss))
     peer.merge(torch.zeros(peer.outer.slow.numel))
-    trial = peer.state.trial
+    trial = peer.rollback.trial
     assert trial is not None and trial.usual == pytest.approx(fmean(told))
     assert math.isnan(trial.spread) if phases == 1 else trial.spread == pytest.approx(stdev(told))
     peer.step_with(1.15 * trial.usual)
@@ -305,21 +301,22 @@ def test_a_loss_that_is_told_long_after_a_merge_does_not_judge_it(peer: Peer, af
         peer.state.inner.step += 1
         peer.rollback.look()
     peer.step_with(1e9)
-    assert bool(peer.undone) == undone and peer.state.trial is None
+    assert bool(peer.undone) == undone and peer.rollback.trial is None
 
 
 def test_the_losses_of_weights_that_were_replaced_are_not_usual(peer: Peer) -> None:
     peer.merge(peer.harm())
-    peer.rollback.forget()
-    assert peer.state.trial is None
+    peer.state.take_outer(peer.state.saved_vectors())
+    peer.rollback.look()
+    assert peer.rollback.trial is None
     peer.merge(torch.zeros(peer.outer.slow.numel))
-    assert peer.state.trial is None
+    assert peer.rollback.trial is None
 
 
 def test_a_loop_that_tells_no_loss_undoes_nothing(peer: Peer) -> None:
     rollback = Rollback(peer.state, lambda *of: peer.undone.append(of))
     rollback.begin([(0, peer.harm())], merge())
-    assert peer.state.trial is None
+    assert peer.rollback.trial is None
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -346,7 +343,7 @@ def test_a_loss_before_a_cut_counts_once_and_the_next_ones_as_usual() -> None:
     peer.step_with(2.0)
     peer.rollback.skip(47)
     peer.state.inner.step += 47
-    trial = peer.state.trial
+    trial = peer.rollback.trial
     assert trial is not None
     peer.rollback.look(wait=True)
     assert list(trial.losses) == [2.0]
