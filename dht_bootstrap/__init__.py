@@ -2,6 +2,6 @@
 
 It knows the network (peer.p2p), the members' records (peer.swarm) and the names of the series (peer.telemetry), and
 nothing of training. Reading order: cli, watch (reads the directory), history (of each peer), contributors (what each
-has given), configurations (of each run), findings (warnings), view and page/ (for people), collector (for Prometheus),
-monitor (serves all of them), owner (of an invited swarm).
+has given), configurations (of each run), findings (warnings), view and page/ (for people), collector and targets (for
+Prometheus), monitor (serves all of them), owner (of an invited swarm).
 """

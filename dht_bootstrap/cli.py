@@ -128,7 +128,8 @@ def _serve(args: argparse.Namespace) -> None:
         stack.callback(node.stop)
         signals.emergency = node.kill
         networks = default_networks(args.host) if args.scrape_networks is None else args.scrape_networks
-        contributors = Contributors(args.state or args.identity.with_name(f"{args.identity.name}.contributors.json"))
+        state = args.state or args.identity.with_name(f"{args.identity.name}.contributors.json")
+        contributors = Contributors.kept_in(state)
         monitor = Monitor(node, args.http_host, args.http_port, networks, contributors)
         stack.callback(monitor.save)
         stack.callback(monitor.close)

@@ -7,7 +7,7 @@ plausible rate (state_transfer/donors.py). What a peer did before this node firs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,36 +61,30 @@ class ContributorRow(BaseModel):
         self.merges = max(self.merges, min(self.merges + merges, int(MERGES_A_SECOND * (now - self.since))))
 
 
-class ContributorsBook(BaseModel):
-    """The file. ``looked``: when the directory was read last, in unix seconds; 0 before the first time."""
+class Contributors(BaseModel):
+    """Also the form of the file. ``looked``: when the directory was read last, in unix seconds; 0 before the first
+    time. It has no lock of its own.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     looked: UnixSeconds = 0.0
     runs: dict[Name, dict[Annotated[str, Field(max_length=128)], ContributorRow]] = {}
+    _file: Path | None = None
+    _written: str = ""
 
-
-class Contributors:
-    """Keeps them in ``file``, or in memory. It has no lock of its own."""
-
-    def __init__(self, file: Path | None = None) -> None:
-        self._file, self._written = file, ""
-        self._book = ContributorsBook() if file is None else _read(file)
-
-    @property
-    def looked(self) -> float:
-        """When the directory was read last, in unix seconds."""
-        return self._book.looked
-
-    @looked.setter
-    def looked(self, now: float) -> None:
-        self._book.looked = now
+    @classmethod
+    def kept_in(cls, file: Path) -> Contributors:
+        """Those in ``file``, which :meth:`write` writes; none if there is none. A damaged one is put aside."""
+        kept = _read(file)
+        kept._file = file
+        return kept
 
     def see(self, run: str, newest: Sequence[MemberRecord], now: float) -> None:
         """The newest records of the run's members: of those that are live, and of those that have left since."""
         if not newest:
             return
         since = min(self.looked or now, now) - LIFETIME  # a record may be so old when it is read first
-        rows = self._book.runs.setdefault(run, {})
+        rows = self.runs.setdefault(run, {})
         said = []  # who is paused says no speed, and is no measure of the others
         for record in newest:
             row = rows.setdefault(record.peer_id, ContributorRow(name=record.name, since=since, seen=now, paid=since))
@@ -104,31 +98,22 @@ class Contributors:
         """Those that gave least, when there are too many: an id costs nothing. Half of the places are for those that
         are there now: a newcomer would begin at nothing at each look.
         """
-        most = sorted(self._rows(), key=lambda it: it[2].tokens, reverse=True)
+        rows = ((run, peer_id, row) for run, rows in self.runs.items() for peer_id, row in rows.items())
+        most = sorted(rows, key=lambda it: it[2].tokens, reverse=True)
         present = [(run, peer_id) for run, peer_id, row in most if row.seen >= self.looked]  # other runs come after it
         kept = set(present[: KEPT_CONTRIBUTORS // 2])
         others = [(run, peer_id) for run, peer_id, _ in most if (run, peer_id) not in kept]
         for run, peer_id in others[KEPT_CONTRIBUTORS - len(kept) :]:
-            del self._book.runs[run][peer_id]
-        self._book.runs = {run: rows for run, rows in self._book.runs.items() if rows}
-
-    def _rows(self) -> Iterator[tuple[str, str, ContributorRow]]:
-        return ((run, peer_id, row) for run, rows in self._book.runs.items() for peer_id, row in rows.items())
+            del self.runs[run][peer_id]
+        self.runs = {run: rows for run, rows in self.runs.items() if rows}
 
     def view(self, now: float) -> list[dict[str, Any]]:
         """For ``/swarm.json``: the runs by name, each with those that gave most, and with the sums over all."""
-        return [
-            {
-                "run": run,
-                **_sums(rows.values()),
-                "peers": [_peer_view(*row, now) for row in _most(rows)[:SHOWN_CONTRIBUTORS]],
-            }
-            for run, rows in sorted(self._book.runs.items())
-        ]
+        return [_run_view(run, rows, now) for run, rows in sorted(self.runs.items())]
 
     def text(self) -> str:
         """The file's content."""
-        return self._book.model_dump_json()
+        return self.model_dump_json()
 
     def write(self, text: str) -> None:
         """Write the file, if it has changed. Training does not depend on it: an error of the disk is logged."""
@@ -141,14 +126,15 @@ class Contributors:
             log.warning("the contributors are not saved: %s", error)
 
 
-def _sums(rows: Any) -> dict[str, int]:
-    given = [row for row in rows if row.tokens or row.merges]
-    return {"tokens": sum(row.tokens for row in given), "count": len(given)}
-
-
-def _most(rows: dict[str, ContributorRow]) -> list[tuple[str, ContributorRow]]:
-    given = [item for item in rows.items() if item[1].tokens or item[1].merges]
-    return sorted(given, key=lambda item: (-item[1].tokens, item[1].name, item[0]))
+def _run_view(run: str, rows: dict[str, ContributorRow], now: float) -> dict[str, Any]:
+    given = [(peer_id, row) for peer_id, row in rows.items() if row.tokens or row.merges]
+    given.sort(key=lambda it: (-it[1].tokens, it[1].name, it[0]))
+    return {
+        "run": run,
+        "tokens": sum(row.tokens for _, row in given),
+        "count": len(given),
+        "peers": [_peer_view(*it, now) for it in given[:SHOWN_CONTRIBUTORS]],
+    }
 
 
 def _peer_view(peer_id: str, row: ContributorRow, now: float) -> dict[str, Any]:
@@ -163,17 +149,17 @@ def _peer_view(peer_id: str, row: ContributorRow, now: float) -> dict[str, Any]:
     }
 
 
-def _read(file: Path) -> ContributorsBook:
-    """The book in ``file``; a new one if there is none. A damaged file is put aside."""
+def _read(file: Path) -> Contributors:
+    """See :meth:`Contributors.kept_in`."""
     try:
         if not file.exists():
-            return ContributorsBook()
+            return Contributors()
         if file.stat().st_size > STATE_BYTES:
             raise ValueError("it is too large")
-        book = ContributorsBook.model_validate_json(file.read_bytes())
-        if sum(map(len, book.runs.values())) > KEPT_CONTRIBUTORS:
+        kept = Contributors.model_validate_json(file.read_bytes())
+        if sum(map(len, kept.runs.values())) > KEPT_CONTRIBUTORS:
             raise ValueError("it has too many peers")
-        return book
+        return kept
     except OSError as error:
         raise UserError(f"--state {file}: {error.strerror}") from None
     except (ValidationError, ValueError):
@@ -183,4 +169,4 @@ def _read(file: Path) -> ContributorsBook:
         except OSError as error:
             raise UserError(f"--state {file}: damaged, and {aside} cannot be written: {error.strerror}") from None
         log.warning("--state %s: damaged; it is %s now, and counting begins anew", file, aside)
-        return ContributorsBook()
+        return Contributors()

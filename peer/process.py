@@ -1,4 +1,4 @@
-"""What ends or pauses a process: signals, the end of its parent, and requests that any thread may read.
+"""What ends or pauses a process: signals, the end of its parent, requests that any thread may read. Child processes.
 
 The first SIGINT, SIGTERM or SIGHUP requests a stop, a second one that is not SIGHUP ends the process. Before the loop
 runs the first signal raises ``KeyboardInterrupt``. In a command without a loop every signal does. It is never raised
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,7 @@ from peer.rounds.progress import Progress
 log = get_logger("signals")
 
 IMPORT_LOOK = 0.05  # seconds between two looks whether an import has ended
+REAP_SECONDS = 5.0  # for a child that was killed
 
 
 class Signals:
@@ -97,6 +99,95 @@ def stop_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+class Child:
+    """One ``python -m MODULE ...`` in a session of its own: signals of the terminal are not for it. Its output is in
+    ``console``. It holds the other end of a pipe, for :func:`stop_with_parent`.
+
+    ``environment``: what differs from this process's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        console: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name, self.console, self.arguments = name, console, list(arguments)
+        self._environment = environment or {}
+        self._module, self.restarts = module, 0
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.console.open("ab") as output:
+            self._begins = output.tell()
+            return subprocess.Popen(
+                [sys.executable, "-m", self._module, *self.arguments],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """``None`` while it runs."""
+        return self._process.poll()
+
+    @property
+    def crashed(self) -> bool:
+        """It has ended, but neither regularly (0) nor because of wrong options (2)."""
+        return self.exit_code() not in (None, 0, 2)
+
+    def restart(self) -> str:
+        """Start it again; returns how it had ended, as text."""
+        code = self._process.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"failed: {self.last_line()}"
+        self.end()
+        self.restarts += 1
+        self._process = self._start()
+        return how
+
+    def ask_to_stop(self) -> None:
+        """Send SIGINT once; a second one would make it exit without saving."""
+        if self.exit_code() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def wait(self, deadline: float) -> None:
+        """Wait until ``deadline`` (monotonic seconds), then kill it."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.1, deadline - clock.monotonic()))
+        self.end()
+
+    def end(self) -> None:
+        """Kill it, if it runs."""
+        self._process.kill()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):  # it is as good as gone
+            self._process.wait(REAP_SECONDS)
+
+    def output(self) -> str:
+        """Its output since the last start."""
+        try:
+            with self.console.open("rb") as file:
+                file.seek(self._begins)
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+    def last_line(self) -> str:
+        """The last line of its output; the last ``error:`` line when there is one."""
+        lines = self.output().strip().splitlines()[-200:]
+        errors = [line for line in lines if line.startswith("error:")]
+        return (errors or lines or ["it printed nothing"])[-1]
 
 
 class Stop:

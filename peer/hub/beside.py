@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 from peer import clock
@@ -18,7 +15,7 @@ from peer.config.schema import PushConfig
 from peer.errors import RunError, UserError
 from peer.hub.push import rights
 from peer.logs import fields, get_logger
-from peer.process import Stop
+from peer.process import Child, Stop
 
 log = get_logger("push")
 
@@ -38,7 +35,7 @@ class Pusher:
 
     def __init__(self, settings: PushConfig, folder: Path, stop: Stop) -> None:
         self._settings, self._folder, self._stop = settings, folder / FOLDER, stop
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._step, self._began = 0, 0.0  # of the push that runs
         self._pushed = -1  # the step that is there
         self._last_round: int | None = None
@@ -73,13 +70,14 @@ class Pusher:
         """Report a push that has ended; end one that takes too long."""
         if self._process is None:
             return
-        code = self._process.poll()
+        code = self._process.exit_code()
         if code is None and clock.monotonic() - self._began < PUSH_SECONDS:
             return
         if code is None:
             self._end(f"not done after {PUSH_SECONDS / 3600:.0f} hours")
         else:
-            self._end("" if code == 0 else self._last_line() if code > 0 else f"ended by signal {-code}")
+            said = self._process.last_line().removeprefix("error: ")
+            self._end("" if code == 0 else said if code > 0 else f"ended by signal {-code}")
 
     def close(self) -> None:
         """Push the run's last checkpoint and wait for it. When the peer ends before its run, end what runs."""
@@ -102,18 +100,11 @@ class Pusher:
         try:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir()
-            words = [str(self._held(checkpoint)), str(self._folder / "model"), "--no-evaluate"]
+            output, model = self._folder / "output", self._folder / "model"
+            words = [str(self._held(checkpoint)), str(model), "--no-evaluate"]
             words += ["--push", self._settings.to, *([] if self._settings.private else ["--public"])]
             words += ["--max-upload", self._settings.max_upload] if self._settings.max_upload else []
-            with self._output.open("wb") as output:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "peer", "export", *words, "--stop-with-parent"],
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl+C is the peer's
-                    env={**os.environ, **PUSH_ENVIRONMENT},
-                )
+            self._process = Child("push", "peer", ["export", *words, "--stop-with-parent"], output, PUSH_ENVIRONMENT)
             os.setpriority(os.PRIO_PROCESS, self._process.pid, LOWEST_PRIORITY)
             Path(f"/proc/{self._process.pid}/oom_score_adj").write_text(FIRST_TO_END)
         except OSError as error:
@@ -133,25 +124,10 @@ class Pusher:
 
     def _end(self, failure: str) -> None:
         assert self._process is not None
-        self._process.kill()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)
+        self._process.end()
         self._report(failure)
         self._process = None
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    @property
-    def _output(self) -> Path:
-        return self._folder / "output"
-
-    def _last_line(self) -> str:
-        try:
-            lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return ""
-        return next((line.removeprefix("error: ") for line in reversed(lines) if line.strip()), "")
 
     def _report(self, failure: str) -> None:
         to, seconds = self._settings.to, clock.monotonic() - self._began

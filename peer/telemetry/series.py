@@ -44,77 +44,56 @@ class Series:
     values: tuple[str, ...] = ()
 
 
-def _of_each(name: str, kind: Kind, help: str) -> Series:
-    return Series(f"swarm_peer_{name}", kind, help, PEER_LABELS)
+def _counter(name: str, help: str, **labels: tuple[str, ...]) -> Series:
+    """``labels``: each with all its values, or with none where they are not known in advance."""
+    return Series(name, "counter", help, tuple(labels), sum(labels.values(), ()))
+
+
+def _gauge(name: str, help: str, **labels: tuple[str, ...]) -> Series:
+    return Series(name, "gauge", help, tuple(labels), sum(labels.values(), ()))
+
+
+def _of_each(name: str, kind: Kind, help: str, *more: str) -> Series:
+    return Series(f"swarm_peer_{name}", kind, help, (*PEER_LABELS, *more))
 
 
 OF_PEER = (
-    Series(
+    _counter(
         "phase_seconds_total",
-        "counter",
         "Time spent in each phase; match and exchange are idle time, paused is not.",
-        ("phase",),
-        PHASES,
+        phase=PHASES,
     ),
-    Series("phase_info", "gauge", "1 for the phase that the peer is in.", ("phase",), PHASES),
-    Series("rounds_total", "counter", "Rounds by outcome of the exchange.", ("outcome",), tuple(Outcome)),
-    Series(
-        "refusals_total",
-        "counter",
-        "Contributions of partners that were not used, by reason.",
-        ("reason",),
-        tuple(Reason),
-    ),
-    Series(
+    _gauge("phase_info", "1 for the phase that the peer is in.", phase=PHASES),
+    _counter("rounds_total", "Rounds by outcome of the exchange.", outcome=tuple(Outcome)),
+    _counter("refusals_total", "Contributions of partners that were not used, by reason.", reason=tuple(Reason)),
+    _counter(
         "unresolved_blocks_total",
-        "counter",
         "Blocks of partners' contributions that int8 or int4 could not resolve; they were left as they were.",
     ),
-    Series(
-        "exchange_bytes_total",
-        "counter",
-        "Bytes of contributions and their protocol.",
-        ("direction",),
-        ("sent", "received"),
-    ),
+    _counter("exchange_bytes_total", "Bytes of contributions and their protocol.", direction=("sent", "received")),
     Series("exchange_duration_seconds", "histogram", "Duration of the exchanges with a partner."),
-    Series("inner_steps_total", "counter", "Inner steps done by this process."),
-    Series("tokens_total", "counter", "Tokens trained on by this process."),
-    Series("round", "gauge", "Rounds completed, counted by the swarm."),
-    Series(
-        "weights_taken_total", "counter", "Times that another member's weights replaced this peer's after its start."
-    ),
-    Series("swarm_members", "gauge", "Live members in the directory, this peer included."),
-    Series("train_loss", "gauge", "Mean training loss of the last inner phase, nats a token."),
-    Series("val_loss", "gauge", "Last validation loss, nats a token."),
-    Series("learning_rate", "gauge", "Learning rate of the last inner step."),
-    Series("grad_norm", "gauge", "Gradient norm of the last inner step, before clipping."),
-    Series(
-        "pair_distance", "gauge", "Distance of the two contributions of the last merge, relative to this peer's own."
-    ),
-    Series(
+    _counter("inner_steps_total", "Inner steps done by this process."),
+    _counter("tokens_total", "Tokens trained on by this process."),
+    _gauge("round", "Rounds completed, counted by the swarm."),
+    _counter("weights_taken_total", "Times that another member's weights replaced this peer's after its start."),
+    _gauge("swarm_members", "Live members in the directory, this peer included."),
+    _gauge("train_loss", "Mean training loss of the last inner phase, nats a token."),
+    _gauge("val_loss", "Last validation loss, nats a token."),
+    _gauge("learning_rate", "Learning rate of the last inner step."),
+    _gauge("grad_norm", "Gradient norm of the last inner step, before clipping."),
+    _gauge("pair_distance", "Distance of the two contributions of the last merge, relative to this peer's own."),
+    _gauge(
         "staleness_steps",
-        "gauge",
         "Inner steps between a part's contribution and its merge in the last round; 0 without overlap.",
     ),
-    Series("last_merge_timestamp_seconds", "gauge", "Unix time of the last merge, later by the pauses since."),
-    Series(
-        "last_checkpoint_timestamp_seconds",
-        "gauge",
-        "Unix time of this process's last checkpoint, later by the pauses since.",
+    _gauge("last_merge_timestamp_seconds", "Unix time of the last merge, later by the pauses since."),
+    _gauge(
+        "last_checkpoint_timestamp_seconds", "Unix time of this process's last checkpoint, later by the pauses since."
     ),
-    Series("checkpoint_bytes", "gauge", "Size of one checkpoint."),
-    Series(
-        "disk_free_bytes",
-        "gauge",
-        "Free space on the checkpoints' disk, with that of a checkpoint that is being written.",
-    ),
-    Series(
-        "device_memory_bytes",
-        "gauge",
-        "Peak GPU memory allocated by this process (Apple's: now, no peak); 0 on a CPU.",
-    ),
-    Series("build_info", "gauge", "1; the labels name what runs here.", ("version", "method", "run", "config")),
+    _gauge("checkpoint_bytes", "Size of one checkpoint."),
+    _gauge("disk_free_bytes", "Free space on the checkpoints' disk, with that of a checkpoint that is being written."),
+    _gauge("device_memory_bytes", "Peak GPU memory allocated by this process (Apple's: now, no peak); 0 on a CPU."),
+    _gauge("build_info", "1; the labels name what runs here.", version=(), method=(), run=(), config=()),
 )
 
 OF_BOOTSTRAP = (
@@ -130,31 +109,22 @@ OF_BOOTSTRAP = (
     _of_each("refusals_total", "counter", "Refusals of this peer's contributions that others have told of."),
     _of_each("last_seen_timestamp_seconds", "gauge", "Unix time at which the peer wrote its newest record."),
     _of_each("last_merge_timestamp_seconds", "gauge", "Unix time of the peer's last merge."),
-    Series(
-        "swarm_peer_info",
-        "gauge",
-        "1; the labels name what the peer runs and its last partner.",
-        (*PEER_LABELS, "version", "config", "partner"),
+    _of_each(
+        "info", "gauge", "1; the labels name what the peer runs and its last partner.", "version", "config", "partner"
     ),
-    Series(
+    _gauge(
         "swarm_peers",
-        "gauge",
         "Members by state; those that left or were lost are kept for ten minutes.",
-        ("run", "state"),
-        STATES,
+        run=(),
+        state=STATES,
     ),
-    Series(
-        "swarm_peers_unnamed",
-        "gauge",
-        "Members beyond those that the bootstrap node names; they count by state.",
-        ("run",),
-    ),
-    Series("swarm_events_total", "counter", "Peers that came, left, or were lost.", ("run", "event"), SWARM_EVENTS),
-    Series("swarm_warnings", "gauge", "Peers that a warning concerns.", ("run", "warning"), WARNINGS),
-    Series("dht_connected_peers", "gauge", "Peers that the bootstrap node is connected to."),
-    Series("dht_reads_total", "counter", "Reads of the directory.", ("result",), ("ok", "failed")),
-    Series("dht_read_seconds", "gauge", "Duration of the last read of the directory."),
-    Series("bootstrap_info", "gauge", "1; the labels name what runs here.", ("version",)),
+    _gauge("swarm_peers_unnamed", "Members beyond those that the bootstrap node names; they count by state.", run=()),
+    _counter("swarm_events_total", "Peers that came, left, or were lost.", run=(), event=SWARM_EVENTS),
+    _gauge("swarm_warnings", "Peers that a warning concerns.", run=(), warning=WARNINGS),
+    _gauge("dht_connected_peers", "Peers that the bootstrap node is connected to."),
+    _counter("dht_reads_total", "Reads of the directory.", result=("ok", "failed")),
+    _gauge("dht_read_seconds", "Duration of the last read of the directory."),
+    _gauge("bootstrap_info", "1; the labels name what runs here.", version=()),
 )
 
 

@@ -19,7 +19,7 @@ from peer.logs import get_logger
 
 log = get_logger("trackers")
 
-CLOSING = 60.0  # seconds
+TRACKER_SECONDS = 60.0  # to close
 
 
 class Tracker(Protocol):
@@ -79,7 +79,7 @@ class Trackers:
 
     def close(self) -> None:
         """Flush and close. Each has a minute: without its service W&B tries again for ever."""
-        self._each(lambda it: clock.result(clock.worker("tracker").submit(it.close), CLOSING), "did not close")
+        self._each(lambda it: clock.result(clock.worker("tracker").submit(it.close), TRACKER_SECONDS), "did not close")
 
     def _each(self, call: Callable[[Tracker], None], failure: str) -> None:
         for tracker in list(self._trackers):

@@ -14,14 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from peer.commands.local_swarm.processes import Child, monitor_of, stop_all
+from peer.commands.local_swarm.processes import monitor_of, stop_all
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
 from peer.device.accelerator import one_each
 from peer.errors import RunError, UserError
-from peer.process import Stop, stop_signals
+from peer.process import Child, Stop, stop_signals
 from peer.training.run_folder import require_folder, set_aside
 
 POLL_SECONDS = 0.25
@@ -110,6 +110,7 @@ class LocalSwarm:
     def _spawn(
         self, name: str, module: str, arguments: list[str], environment: Mapping[str, str] | None = None
     ) -> Child:
+        require_folder(self._folder / name)
         child = Child(name, module, arguments, self._folder / name / "console.log", environment)
         self._children.append(child)
         return child

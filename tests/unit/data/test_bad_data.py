@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData
-from peer.data import corpus
+from peer.data import corpus, prefetch
 from peer.data.batches import TokenStream
 from peer.data.prefetch import Prefetched
 from peer.errors import RunError, UserError
@@ -254,8 +254,31 @@ def test_the_unexpected_is_a_line_too_after_the_batches_before_it() -> None:
         for batch in ahead.take(10):
             taken.append(batch)
     assert len(taken) == ahead.position == 3
-    with pytest.raises(RunError, match="has ended"):
+    with pytest.raises(RunError, match=r"run\.data: ZeroDivisionError: of all things"):
         list(ahead.take(1))
+    ahead.close()
+
+
+class Waiting(TokenStream):
+    """No batch comes before ``over``, and then an error of the source's own."""
+
+    over = threading.Event()
+
+    def take(self, count: int) -> Iterator[torch.Tensor]:
+        self.over.wait(60.0)
+        raise TimeoutError("of the source")
+
+
+def test_a_batch_that_does_not_come_is_said_otherwise_than_a_timeout_of_the_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead = Prefetched(Waiting(TEXT, batch_size=2, sequence_length=LENGTH, seed=0, stream=0), pin=False)
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"run\.data: no batch was read in 0 s; is the"):
+        patch.setattr(prefetch, "BATCH_TIMEOUT", 0.1)
+        next(ahead.take(1))
+    Waiting.over.set()
+    with pytest.raises(RunError, match=r"run\.data: TimeoutError: of the source"):
+        next(ahead.take(1))
     ahead.close()
 
 

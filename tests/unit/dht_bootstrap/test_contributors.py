@@ -50,14 +50,14 @@ def test_what_a_peer_has_given_is_added_up_over_restarts_of_its_process() -> Non
 
 
 def test_it_outlives_the_node_and_counts_what_was_done_meanwhile(tmp_path: Path) -> None:
-    book = Contributors(tmp_path / "state.json")
+    book = Contributors.kept_in(tmp_path / "state.json")
     trained(book, 0, 600)
     book.write(book.text())
-    again = Contributors(tmp_path / "state.json")
+    again = Contributors.kept_in(tmp_path / "state.json")
     assert given(again) == given(book)
     see(again, 1000, *(record(name, RATE * 1000, merges=50) for name in "abc"))
     assert given(again) == dict.fromkeys("abc", (int(RATE * 1000), 50))
-    newcomer = Contributors(tmp_path / "state.json")
+    newcomer = Contributors.kept_in(tmp_path / "state.json")
     see(newcomer, 1000, *(record(name, RATE * 400) for name in "abcd"))  # d came while the node was away
     assert given(newcomer)["d"][0] == RATE * 400
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
@@ -137,7 +137,7 @@ def test_a_newcomer_is_counted_when_the_book_is_full() -> None:
 
 
 def test_a_flood_of_ids_and_of_runs_is_bounded_and_keeps_those_that_gave_most(tmp_path: Path) -> None:
-    book = Contributors(tmp_path / "state.json")
+    book = Contributors.kept_in(tmp_path / "state.json")
     trained(book, 0, 600)
     for at in range(601, 606):
         for run in range(8):
@@ -148,7 +148,7 @@ def test_a_flood_of_ids_and_of_runs_is_bounded_and_keeps_those_that_gave_most(tm
     assert all(len(it["peers"]) <= contributors.SHOWN_CONTRIBUTORS for it in book.view(NOW))
     book.write(book.text())
     assert (tmp_path / "state.json").stat().st_size < contributors.STATE_BYTES
-    assert given(Contributors(tmp_path / "state.json")) == given(book)
+    assert given(Contributors.kept_in(tmp_path / "state.json")) == given(book)
 
 
 @pytest.mark.parametrize(
@@ -173,23 +173,23 @@ def test_a_damaged_file_is_one_line_and_a_new_beginning(
     monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)
     file = tmp_path / "state.json"
     file.write_bytes(content)
-    book = Contributors(file)
+    book = Contributors.kept_in(file)
     (line,) = [it.getMessage() for it in caplog.records]
     assert str(file) in line and "\n" not in line and len(line) < 400
     assert (tmp_path / "state.json.damaged").read_bytes() == content
     trained(book, 0, 60)
     book.write(book.text())
-    assert given(Contributors(file))["a"][0] == RATE * 60
+    assert given(Contributors.kept_in(file))["a"][0] == RATE * 60
 
 
 def test_a_disk_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    book = Contributors(tmp_path / "gone" / "state.json")
+    book = Contributors.kept_in(tmp_path / "gone" / "state.json")
     trained(book, 0, 60)
     book.write(book.text())
     assert given(book)["a"][0] == RATE * 60
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match="--state"):
-        Contributors(tmp_path / "folder")
+        Contributors.kept_in(tmp_path / "folder")
 
 
 def test_the_view_has_the_largest_first_and_ages() -> None:

@@ -149,8 +149,27 @@ def test_a_push_ends_with_the_peer_or_its_deadline(
     if stops:
         stop.request()
     pusher.close()
-    assert process.returncode == -9 and caplog.messages[0].endswith(says)
+    assert process.exit_code() == -9 and caplog.messages[0].endswith(says)
     assert not (home / "push").exists()
+
+
+def test_a_push_ends_when_its_peer_is_killed(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Then nobody closes it: the other end of its standard input is gone."""
+    hub.silent.set()
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    pusher, checkpoint = Pusher(TO, home, Stop()), home / "checkpoints" / "step_00000006"
+    pusher.saved(checkpoint, 9)
+    pusher.saved(checkpoint, 10)
+    process = pusher._process
+    assert process is not None and process._process.stdin is not None
+    deadline = time.monotonic() + PATIENCE
+    while not hub.requests:  # it waits for the hub
+        assert process.exit_code() is None and time.monotonic() < deadline, process.last_line()
+        time.sleep(0.05)
+    process._process.stdin.close()
+    assert process._process.wait(PATIENCE) == -15
+    pusher.look()
+    assert caplog.messages[0].endswith("training goes on: ended by signal 15")
 
 
 def test_a_disk_that_is_full_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -60,7 +60,7 @@ def test_one_that_never_closes_is_left_out(monkeypatch: pytest.MonkeyPatch, capl
     """Without its service W&B tries again for ever; the last push waits behind it."""
     stuck, waits = Broken(), threading.Event()
     monkeypatch.setattr(stuck, "close", waits.wait)
-    monkeypatch.setattr(trackers, "CLOSING", 0.1)
+    monkeypatch.setattr(trackers, "TRACKER_SECONDS", 0.1)
     Trackers([stuck]).close()
     waits.set()
     assert "Broken did not close: no answer" in caplog.text
