@@ -259,42 +259,47 @@ class _Trace(logging.Handler):
 
 @contextmanager
 def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *, log: bool = False) -> Iterator[World]:
-    """The world of a scenario, with a folder for its peers. ``log``: with their log lines in the trace."""
+    """The world of a scenario, with a folder for its peers. ``log``: with their log lines in the trace.
+
+    Nothing is collected until :func:`collect`, which is called when nobody holds the world any more. What was alive at
+    a ``gc.freeze()`` is never collected: it is called before anything is that will hold the world.
+    """
     product = logging.getLogger(LOGGER)
     handlers, propagate, level = product.handlers, product.propagate, product.level
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # what a killed process leaves has no event loop
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=FOLDERS))
     torch.set_num_threads(1)
-    gc.freeze()  # the collections at the end look at this world only
     gc.disable()  # half of the time, and it would run generators of killed processes in somebody else's turn
     try:
         world = World(scenario, folder, say)
         product.handlers, product.propagate = [_Trace(world)], False
         product.setLevel(logging.DEBUG if log else logging.CRITICAL)
         yield world
-        world.loop.complain = lambda context: None  # of what the collection below finds
+        world.loop.complain = lambda context: None  # of what the collection finds
     finally:
         product.handlers, product.propagate = handlers, propagate
         product.setLevel(level)
         shutil.rmtree(folder)
-        _collect()
         sys.unraisablehook = hook
 
 
-def _collect() -> None:
+def collect() -> None:
+    """What is left of the worlds that nobody holds."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # coroutines of processes killed before their first await
         warnings.simplefilter("ignore", ResourceWarning)  # the event loop
         gc.enable()  # from here on an allocation may collect
-        gc.collect()
+        for _ in range(2):  # what a generator of a killed process had in its hands is free when that one is closed
+            gc.collect()
     sys.unraisablehook = hook
 
 
 def simulate(scenario: Scenario, say: Callable[[str], None] | None = None, *, log: bool = False) -> Report:
     """Run one scenario."""
+    gc.freeze()  # the collection looks at this world only
     with in_a_folder(scenario, say, log=log) as world:
         report = world.run()
     del world
-    _collect()
+    collect()
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from statistics import median
 
 import pytest
 
@@ -32,8 +33,9 @@ def test_swaps_run_during_the_inner_steps(swarm: Swarm) -> None:
         assert rows[-1]["step"] == 3000
         early = [row["seconds"] for row in rows if row["step"] <= 2800]
         assert sum(it["match"] + it["exchange"] for it in early) < 0.06 * sum(sum(it.values()) for it in early)
+        rate = median(row["tokens_per_second"] for row in merged)  # a row's own is low when the machine stood still
         for row in merged:  # in seconds: a faster machine makes more steps during a swap
-            assert row["staleness"] * TOKENS / row["tokens_per_second"] < 0.5, row
+            assert row["staleness"] * TOKENS / rate < 0.5, row
         assert trained[-1]["train_loss"] < trained[0]["first_train_loss"] - 1
 
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.swarm.support.harness import ROOT, wait_for
+from tests.swarm.support.ports import free_port
 
 ANSWER = 10.0  # seconds
 START = 30.0
@@ -80,9 +80,7 @@ def running(folder: Path, bootstrap: str) -> Iterator[Prometheus]:
     _replace(config, "bootstrap:9400", bootstrap, 2)
     for name, (long, short) in SHORTER.items():
         _replace(settings / name, long, short, 1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     log = folder / "prometheus.log"
     command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'series'}"]
     with log.open("wb") as output:

@@ -21,7 +21,6 @@ from peer.exchange.guard import Guard, Judgement
 from peer.exchange.modulo import codec_named
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.wire import Header
-from peer.p2p.bulk import offer
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged, Contribution, Vector, parts, scratch
@@ -29,6 +28,8 @@ from peer.rounds.types import Group, Link
 from tests.unit.virtual import stream_pair, virtual_time
 
 FAST = ExchangeConfig(stall=1.0)  # so that a fault is noticed within a test
+WAIT = 60.0  # seconds that only a hang takes
+PATIENT = ExchangeConfig(stall=WAIT)  # for tests of no stall in real time, on a machine that may be busy
 PHASE = 1.0  # seconds: a swap may take four of these and is judged after each
 T = TypeVar("T")
 
@@ -37,8 +38,10 @@ def header(numel: int, round: int = 0, codec: CodecName = "none", **told: float)
     return Header(codec=codec, payload_bytes=size(codec, numel), round=round, **told)
 
 
-def pair_exchange(network: LoopThread, numel: int, codec: CodecName = "none") -> PairExchange:
-    return PairExchange(network, numel, codec_named(codec, numel), FAST, Guard())
+def pair_exchange(
+    network: LoopThread, numel: int, codec: CodecName = "none", settings: ExchangeConfig = FAST
+) -> PairExchange:
+    return PairExchange(network, numel, codec_named(codec, numel), settings, Guard())
 
 
 def judge(own: Contribution, theirs: Tensor, judgement: Judgement) -> Verdict:
@@ -57,16 +60,31 @@ def judge(own: Contribution, theirs: Tensor, judgement: Judgement) -> Verdict:
 class Pair:
     """Two exchanges and, for each, the group with the other one in it."""
 
-    exchanges: tuple[Exchange[Contribution], Exchange[Contribution]]
+    exchanges: tuple[Exchange, Exchange[Contribution]]
     groups: Callable[[], tuple[Group, Group]]
 
     def average(self, one: Tensor, two: Tensor) -> tuple[Averaged, Averaged]:
         """Both at once."""
-        first, second = at_once(
+        works = [
             partial(exchange.average, Vector(vector), group)
             for exchange, vector, group in zip(self.exchanges, (one, two), self.groups(), strict=True)
-        )
+        ]
+        first, second = at_once(works, 2 * WAIT)
         return first, second
+
+
+@dataclass
+class Transport:
+    """The networks of two peers. ``groups``: a new stream between them; ``settings``: for tests of no stall."""
+
+    networks: tuple[LoopThread, LoopThread]
+    groups: Callable[[], tuple[Group, Group]]
+    settings: ExchangeConfig = PATIENT
+
+    def pair(self, numel: int, settings: ExchangeConfig | None = None) -> Pair:
+        """Two new peers."""
+        one, two = (pair_exchange(it, numel, settings=settings or self.settings) for it in self.networks)
+        return Pair((one, two), self.groups)
 
 
 def at_once(works: Iterable[Callable[[], T]], seconds: float = 30.0) -> list[T]:
@@ -76,7 +94,7 @@ def at_once(works: Iterable[Callable[[], T]], seconds: float = 30.0) -> list[T]:
 
 
 @contextlib.contextmanager
-def sockets(numel: int, folder: Path) -> Iterator[Pair]:
+def sockets(settings: ExchangeConfig = PATIENT) -> Iterator[Transport]:
     thread = LoopThread()
 
     def groups() -> tuple[Group, Group]:
@@ -84,30 +102,19 @@ def sockets(numel: int, folder: Path) -> Iterator[Pair]:
         return Group(0, (Link("B", "b", one),)), Group(0, (Link("A", "a", two),))
 
     try:
-        yield Pair((pair_exchange(thread, numel), pair_exchange(thread, numel)), groups)
+        yield Transport((thread, thread), groups, settings)
     finally:
         thread.close()
 
 
 @contextlib.contextmanager
-def memory(numel: int, folder: Path) -> Iterator[Pair]:
-    with virtual_time(), sockets(numel, folder) as pair:
-        yield pair
+def memory() -> Iterator[Transport]:
+    with virtual_time(), sockets(FAST) as transport:
+        yield transport
 
 
 @contextlib.contextmanager
-def direct(numel: int, folder: Path) -> Iterator[Pair]:
-    """As :func:`network`, with direct connections for the parts of whatever size."""
-    least, offer.LEAST_BULK = offer.LEAST_BULK, 0
-    try:
-        with network(numel, folder, bulk_port="auto") as pair:
-            yield pair
-    finally:
-        offer.LEAST_BULK = least
-
-
-@contextlib.contextmanager
-def network(numel: int, folder: Path, bulk_port: Literal["auto", "off"] = "off") -> Iterator[Pair]:
+def network(folder: Path, bulk_port: Literal["auto", "off"]) -> Iterator[Transport]:
     """Two nodes with a p2p daemon each."""
     from peer.p2p import identity as keys
     from peer.p2p.node import Node
@@ -133,10 +140,7 @@ def network(numel: int, folder: Path, bulk_port: Literal["auto", "off"] = "off")
 
         def groups() -> tuple[Group, Group]:
             stream = one.call(one.open(two.peer_id, "noloco/test/1", two.addresses), 10)
-            other = arrived.get(timeout=10)
+            other = arrived.get(timeout=WAIT)
             return Group(0, (Link(two.peer_id, "b", stream),)), Group(0, (Link(one.peer_id, "a", other),))
 
-        yield Pair((pair_exchange(one, numel), pair_exchange(two, numel)), groups)
-
-
-TRANSPORTS = {"memory": memory, "sockets": sockets, "network": network, "direct": direct}
+        yield Transport((one, two), groups)

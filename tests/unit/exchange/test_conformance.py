@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
 from torch import Tensor
 
+from peer.p2p.bulk import offer
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.types import Group, Outcome
-from tests.unit.exchange.pair_harness import FAST, TRANSPORTS, Pair
+from tests.unit.exchange.pair_harness import FAST, WAIT, Pair, Transport, memory, network, sockets
 
-MakePair = Callable[[int], Pair]
+MakePair = Callable[..., Pair]
+Opening = Callable[[], AbstractContextManager[Transport]]
 
 
-@pytest.fixture(params=TRANSPORTS)
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakePair]:
-    with ExitStack() as stack:
-        yield lambda numel: stack.enter_context(TRANSPORTS[request.param](numel, tmp_path))
+@pytest.fixture(scope="module", params=["memory", "sockets", "network", "direct"])
+def opening(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opening]:
+    """The transport of each test. Two nodes are for all tests of theirs, and end before a test in virtual time begins.
+
+    ``direct``: as ``network``, with direct connections for the parts.
+    """
+    if request.param in ("memory", "sockets"):
+        yield memory if request.param == "memory" else sockets
+        return
+    with network(tmp_path_factory.mktemp("nodes"), "auto" if request.param == "direct" else "off") as transport:
+        yield lambda: nullcontext(transport)
+
+
+@pytest.fixture
+def make(opening: Opening, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePair]:
+    monkeypatch.setattr(offer, "LEAST_BULK", 0)
+    for name in ("DIAL_SECONDS", "READY_TIMEOUT"):  # both sides are one process, on a machine that may be busy
+        monkeypatch.setattr(offer, name, WAIT)
+    with opening() as transport:
+        yield transport.pair
 
 
 def vectors(numel: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +93,7 @@ def test_a_poisonous_contribution_is_used_by_nobody(make: MakePair, poison: floa
 
 def test_a_partner_that_does_not_come_is_a_timeout(make: MakePair) -> None:
     one, _ = vectors(1000)
-    pair = make(1000)
+    pair = make(1000, FAST)
     groups = pair.groups()  # the partner stands there and says nothing
     averaged = pair.exchanges[0].average(Vector(one), groups[0])
     assert averaged.outcome is Outcome.TIMEOUT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from peer.replica.sharded.launch import Rank
 from peer.replica.sharded.ranks import Ranks
 from peer.training import replica as build
 from peer.training.state import PeerState
+from tests.swarm.support.ports import free_port
 from tests.swarm.support.warm import ROOT, Forked, warm
 
 CPU = torch.device("cpu")
@@ -50,13 +50,6 @@ def environment(number: int, size: int, port: int) -> dict[str, str]:
     place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     said = {**place, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "none"}
     return {name: str(value) for name, value in said.items()}
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 class Cold(subprocess.Popen[bytes]):

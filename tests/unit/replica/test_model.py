@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from torch import nn
 
+from peer.commands import cli
 from peer.config.data import StdlibData
 from peer.config.digest import canonical, digest, first_difference
 from peer.config.model import AutoModel, LlamaModel
@@ -300,25 +302,55 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
+def show(source: str) -> list[str]:
+    config = ["--config", str(ROOT / "configs" / "demo.yaml")]
+    return ["show-config", *config, "--set", f"run.model={{name: auto, source: '{source}'}}"]
+
+
 @pytest.mark.parametrize(
-    ("source", "environment", "code", "says"),
+    ("source", "changed", "code", "says"),
     [
-        ("someone/gated", {}, 2, "is gated: accept its terms on its page, then set HF_TOKEN"),
         ("someone/none", {}, 2, "neither a folder here nor a model on the Hugging Face hub"),
         ("no name!", {}, 2, "neither a folder here nor a name"),
-        ("someone/model", {"HF_ENDPOINT": "http://127.0.0.1:9"}, 1, "hub does not answer: "),  # a service tries again
-        ("someone/model", {"HF_HUB_OFFLINE": "1"}, 2, "outgoing traffic has been disabled"),
+        ("someone/model", {"ENDPOINT": "http://127.0.0.1:9"}, 1, "hub does not answer: "),  # a service tries again
+        ("someone/model", {"HF_HUB_OFFLINE": True}, 2, "outgoing traffic has been disabled"),
     ],
 )
 def test_the_hub_says_no_in_one_line(
-    source: str, environment: dict[str, str], code: int, says: str, hub: str, tmp_path: Path
+    source: str,
+    changed: dict[str, Any],
+    code: int,
+    says: str,
+    hub: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    program = [sys.executable, "-m", "peer", "show-config", "--config", str(ROOT / "configs" / "demo.yaml")]
-    program += ["--set", f"run.model={{name: auto, source: '{source}'}}"]
-    known = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "HF_TOKEN": "", **environment}
+    known = {"ENDPOINT": hub, "HF_TOKEN_PATH": str(tmp_path / "no-login"), "HF_HUB_CACHE": str(tmp_path), **changed}
+    known["HUGGINGFACE_CO_URL_TEMPLATE"] = known["ENDPOINT"] + "/{repo_id}/resolve/{revision}/{filename}"
+    for name, value in known.items():  # huggingface_hub has read them from the environment
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", "")
+    model_source._download.cache_clear()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(show(source))
+    said = capsys.readouterr().err
+    assert ended.value.code == code, said
+    assert says in said
+    assert len(said.splitlines()) == 1, said
+
+
+def test_the_hub_says_no_in_one_line_of_a_new_process(hub: str, tmp_path: Path) -> None:
+    known = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "HF_TOKEN": ""}
     done = subprocess.run(
-        program, env={**os.environ, **known}, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "peer", *show("someone/gated")],
+        env={**os.environ, **known},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    assert done.returncode == code, done.stderr
-    assert says in done.stderr
+    assert done.returncode == 2, done.stderr
+    assert "is gated: accept its terms on its page, then set HF_TOKEN" in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -20,6 +21,7 @@ from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.streams import GroupStreams
 from peer.p2p.bulk import offer
 from peer.p2p.bulk.connection import BulkConnection
+from peer.p2p.bulk.sending import OutgoingParts
 from peer.p2p.bulk.transfer import BulkTransfer, Role
 from peer.p2p.deadline import together
 from peer.p2p.payload import fp32_parts, receive_fp32
@@ -31,8 +33,7 @@ from tests.unit.exchange.group.test_average import contributions, outcomes, spar
 from tests.unit.virtual import run, stream_pair
 
 NUMEL = 6 * PART + 17  # for two members and more: two parts of each slice at least
-STALL, WAIT = 1.0, 60.0  # seconds
-PATIENT = EXACT.model_copy(update={"stall": STALL})
+LATE, WAIT = 1.0, 60.0  # seconds
 WAITING = EXACT.model_copy(update={"stall": WAIT})  # for tests of no stall, on a machine that may be busy
 Sent = Counter[str]
 
@@ -97,12 +98,21 @@ def test_sparse_contributions_go_over_them_too(sent: Sent) -> None:
 
 def test_a_mean_that_is_late_is_waited_for(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks for its parts before they are there: a connection that waits would be given up after a stall."""
-    judge = all_reduce._Reduction._average
+    judge, there = all_reduce._Reduction._average, threading.Event()
 
     def slow(self: all_reduce._Reduction, *args: list[float]) -> None:
         if self._me == 1:
-            time.sleep(3 * STALL)
+            time.sleep(LATE)
         judge(self, *args)
+        if self._me == 1:
+            there.set()
+
+    part, asked = OutgoingParts._part, list[bool]()
+
+    def noted(self: OutgoingParts, number: int, first: int) -> bytes:
+        if self._loop is group.members[1].thread.loop and number >= 3:  # its slice for the other one is three parts
+            asked.append(there.is_set())
+        return part(self, number, first)
 
     take, taken = BulkTransfer.take, Counter[str]()
 
@@ -113,9 +123,11 @@ def test_a_mean_that_is_late_is_waited_for(sent: Sent, monkeypatch: pytest.Monke
     monkeypatch.setattr(all_reduce._Reduction, "_average", slow)
     monkeypatch.setattr(streams, "MOST_CONNECTIONS", 1)
     monkeypatch.setattr(BulkTransfer, "take", counted)
-    with many(3, NUMEL, settings=PATIENT, real=True) as group:
+    monkeypatch.setattr(OutgoingParts, "_part", noted)
+    with many(3, NUMEL, settings=WAITING, real=True) as group:
         group.listen()
         averaged(group, vectors(3, NUMEL))
+    assert asked == [True] * 8, "by each of the two: three parts of the mean, one of what is shown of it"
     assert sent["direct"] == 18
     assert taken["connections"] == 12, "one of each direction, at both ends: none was lost"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count as numbers
 from itertools import repeat
 
 import pytest
@@ -12,7 +13,7 @@ from peer import clock
 from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.bulk import offer
 from peer.p2p.bulk.connection import BulkConnection
-from peer.p2p.bulk.payload_parts import window
+from peer.p2p.bulk.payload_parts import PayloadParts, window
 from peer.p2p.bulk.transfer import Role
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, receive_parts, send_parts
 from peer.p2p.stream import StreamLost
@@ -55,22 +56,35 @@ def test_a_side_that_offers_nothing_gets_parts_over_the_stream() -> None:
 
 
 @pytest.mark.parametrize("role", [Role.PULL, Role.SERVE])
-def test_the_parts_of_a_lost_connection_go_over_another_one(role: Role) -> None:
-    """One of two, in the middle of a part; the others have the remaining parts."""
+def test_the_parts_of_a_lost_connection_go_over_another_one(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two, in the middle of a part, by the end that has ``role``; the others have the remaining parts."""
+    name = "read_part" if role is Role.PULL else "write_part"
+    carry, give_back = getattr(BulkConnection, name), PayloadParts.give_back
+    number, unanswered = numbers(1), list[int]()
+
+    def fails_once(self: BulkConnection, data: memoryview, timeout: float) -> None:
+        cut = next(number) == 50
+        carry(self, data[: PART // 2] if cut else data, timeout)
+        if cut:
+            raise ConnectionResetError("cut")
+
+    def noted(self: PayloadParts, part: int) -> None:
+        if part in self._missing:
+            unanswered.append(part)
+        give_back(self, part)
+
+    monkeypatch.setattr(BulkConnection, name, fails_once)
+    monkeypatch.setattr(PayloadParts, "give_back", noted)
 
     async def talk() -> None:
         async with sides() as two:
             await two.agree()
-            transfer = two.caller.stream.direct
-            assert transfer is not None
-
-            async def kill() -> None:
-                while transfer.sent + transfer.received < 50 * PART + PART // 2:  # noqa: ASYNC110 - counted by threads
+            ends = [two.caller.stream.direct, two.called.stream.direct]
+            await both_ways(two, 400)
+            async with asyncio.timeout(60):  # its thread may still be about to note it
+                while "cut" not in [str(it._last_loss) for it in ends if it is not None]:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
-                victim = next(it for it, does in transfer._open.items() if does is role)
-                victim.shut()
-
-            await asyncio.gather(both_ways(two, 400), kill())
+            assert unanswered
 
     asyncio.run(talk())
 
