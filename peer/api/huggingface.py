@@ -211,7 +211,7 @@ def _shuffle_for(peer_id: str, loader: Any) -> None:
     """Trainers seed the order of their data by ``args.seed``, 42 where it is not set: all peers would read the same
     batches and do the work of one.
     """
-    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    sampler: Any = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     if hasattr(sampler, "initial_seed"):  # accelerate's SeedableRandomSampler; it is not used before the first epoch
         sampler.initial_seed += int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:4], "big")
     else:

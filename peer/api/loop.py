@@ -76,7 +76,6 @@ class OuterLoop:
             if state is not None:
                 self._state.load_state_dict(state)
             self._before = 0  # rounds that had ended when the last step began
-            self._crossed = False
             self._phase, self._progress = resources.phase, resources.context.progress
             self._member = Membership(
                 resources, node, self._state, total=self._total, tokens=lambda: self._account.tokens_per_step
@@ -289,9 +288,8 @@ class OuterLoop:
         spans = self._state.outer.slow.spans
         require_same(self._model, spans)  # before any weights of this peer are sent
         require_finite(spans, self.swarm_step)
-        if not self._crossed:  # at the first boundary the optimizers have their state
+        if not self._member.reporter.count:  # the first boundary: the optimizers have their state
             require_no_masters(self._optimizers, spans)
-            self._crossed = True
         if self._member.presence.failure:
             raise RunError(f"{self._member.presence.failure}; save your model, then start again")
         ended = self._boundary.cross(inner)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-NAME = "noloco_causal"
+MASKLESS = "noloco_causal"
 # With other masks than the causal one, or with biases, a model would compute something else without them
-FULL = {"gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo", "olmo2", "opt", "qwen2", "qwen3"}
+WITHOUT_WINDOWS = {"gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo", "olmo2", "opt", "qwen2", "qwen3"}
 
 
 def without_mask(network: Any) -> None:
@@ -23,6 +23,6 @@ def without_mask(network: Any) -> None:
     config = network.config
     windows = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if config.model_type in FULL and config._attn_implementation == "sdpa" and not windows and not layers:
-        AttentionInterface.register(NAME, sdpa_attention_forward)
-        network.set_attn_implementation(NAME)
+    if config.model_type in WITHOUT_WINDOWS and config._attn_implementation == "sdpa" and not windows and not layers:
+        AttentionInterface.register(MASKLESS, sdpa_attention_forward)
+        network.set_attn_implementation(MASKLESS)

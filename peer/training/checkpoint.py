@@ -109,7 +109,8 @@ class Checkpoints:
                 files.append(temporary / f"{part}.safetensors")
                 save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, files[-1])
         except (OSError, SafetensorError) as error:
-            return self._give_up(step, error)
+            self._give_up(step, error)
+            return None
         return Written(step, deepcopy(dict(state)), files)
 
     def publish(self, written: Written | None) -> bool:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from peer.config.model import LlamaModel
 from peer.config.schema import RunConfig
-from peer.replica.attention import FULL, NAME, without_mask
+from peer.replica.attention import MASKLESS, WITHOUT_WINDOWS, without_mask
 from peer.replica.inner_loop import token_loss
 from peer.replica.model import build
 from tests.unit import parts
@@ -30,16 +30,16 @@ def small(kind: str, **changes: Any) -> Any:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **heads, **more)).eval()
 
 
-@pytest.mark.parametrize("kind", sorted(FULL))
+@pytest.mark.parametrize("kind", sorted(WITHOUT_WINDOWS))
 def test_the_results_are_the_same(kind: str) -> None:
     model = small(kind, sliding_window=None)
     text = torch.randint(64, (2, 40), generator=torch.Generator().manual_seed(1))
     assert model.config._attn_implementation == "sdpa"
     before = model(input_ids=text).logits
     without_mask(model)
-    assert model.config._attn_implementation == NAME
+    assert model.config._attn_implementation == MASKLESS
     torch.testing.assert_close(model(input_ids=text).logits, before)
-    assert NAME not in model.config.to_json_string()  # an export is for programs that do not know it
+    assert MASKLESS not in model.config.to_json_string()  # an export is for programs that do not know it
 
 
 @pytest.mark.parametrize(
