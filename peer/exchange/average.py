@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,13 +12,11 @@ from torch import Tensor
 from peer.rounds.contribution import Averaged, Readable, SparseContribution, parts
 from peer.rounds.types import Group, Outcome, Reason
 
-Given = TypeVar("Given", contravariant=True)
 
-
-class Exchange(Protocol[Given]):
+class Exchange(Protocol):
     """Averages one contribution over a group. The training thread calls it, one call at a time."""
 
-    def average(self, contribution: Given, group: Group) -> Averaged:
+    def average(self, contribution: Any, group: Group) -> Averaged:
         """The mean over the group, or this peer's own contribution with the outcome that says why.
 
         Blocks until the outcome is known, never past its deadline. No failure of a peer or of the network raises.

@@ -112,7 +112,7 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
 def check_address(address: str) -> None:
     """Raises :class:`UserError` for something that is not ``/ip4/HOST/tcp/PORT/p2p/ID``."""
     try:
-        PeerID.from_base58(Multiaddr(address)["p2p"])
+        parsed_id(Multiaddr(address)["p2p"])
     except Exception:  # noqa: BLE001 - the multiaddr parser raises many types
         raise UserError(
             f"initial peer {address!r} is not an address; it looks like /ip4/203.0.113.7/tcp/31337/p2p/Qm..."
@@ -124,12 +124,13 @@ def check_address(address: str) -> None:
         )
 
 
+@lru_cache(KNOWN_IDS)
 def _multiaddr(place: str) -> Multiaddr:
     """With the relay's id as the daemon reads it: hivemind writes it into a circuit address as a CID."""
     relay, circuit, rest = place.partition(CIRCUIT)
     if not circuit or rest:
         return Multiaddr(place)
-    identity = PeerID.from_base58(owner_of(relay)).to_bytes()
+    identity = parsed_id(owner_of(relay)).to_bytes()
     direct = Multiaddr(place_of(relay)).to_bytes()
     return Multiaddr(direct + _P2P + bytes([len(identity)]) + identity + _P2P_CIRCUIT)
 

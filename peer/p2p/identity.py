@@ -10,8 +10,6 @@ from hivemind.p2p import P2P, PeerID
 from peer.config.files import replacing
 from peer.errors import UserError
 
-INLINE = 42  # bytes of a public key that is its own id
-
 
 def load_or_create(path: Path) -> str:
     """Peer id (base58) of the key in ``path``; a new key is written when there is none."""
@@ -35,10 +33,8 @@ def load_or_create(path: Path) -> str:
 
 
 def id_of(public: bytes) -> str:
-    """Peer id (base58) of a public key as libp2p stores it: the key itself when it is short, else its SHA-256."""
-    short = len(public) <= INLINE
-    hashed = bytes([0, len(public)]) + public if short else b"\x12\x20" + hashlib.sha256(public).digest()
-    return str(PeerID(hashed).to_base58())
+    """Peer id (base58) of an RSA key as libp2p stores it: its SHA-256, as of each key of more than 42 bytes."""
+    return str(PeerID(b"\x12\x20" + hashlib.sha256(public).digest()).to_base58())
 
 
 def stream_of(peer_id: str) -> int:

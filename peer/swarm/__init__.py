@@ -2,5 +2,5 @@
 
 It knows the network (p2p), the configuration and the types of a round, but not the exchange, the model or the method.
 Reading order: connect.py, before a model is loaded; presence.py, which the training loop holds; context.py; pairing/ or
-grouping/; then directory/, state_transfer/ and healing.py.
+grouping/; state_transfer/; then directory/ and healing.py.
 """

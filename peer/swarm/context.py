@@ -98,6 +98,7 @@ class SwarmContext:
     boundary: BoundaryClock
     loop: LoopContext
     counters: OwnCounters
+    inner_steps: int  # of a round
     backoff: PeerBackoff = field(default_factory=PeerBackoff)
     tokens: Callable[[], float] = lambda: 0.0  # of an inner step, 0 when unknown
     # The least rate at which any member's step count grows, in steps a second. With run.inner_time a slow member skips

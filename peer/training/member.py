@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import xxhash
 
@@ -144,7 +143,7 @@ class Membership:
         self._stack.callback(exchange.close)
         return Overlapped(*parts, exchange, method, validation=validation)
 
-    def _exchange(self) -> Exchange[Any]:
+    def _exchange(self) -> Exchange:
         outer, settings, node = self.state.outer, self.resources.run.exchange, self.node
         numel, context = outer.slow.numel, self.resources.context
 

@@ -35,8 +35,7 @@ from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.process import LoopContext
 from peer.rounds.types import Seat
-from peer.swarm.directory.directory import Members
-from peer.swarm.directory.records import MemberRecord
+from peer.swarm.directory.reader import Reader
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
 from peer.swarm.state_transfer.join import take_from
 from peer.training import replica
@@ -45,6 +44,7 @@ from tests.benchmarks.common import finish, options
 from tests.benchmarks.goodput_ends import node_on
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import load
+from tests.unit.parts import context_of
 
 CONFIG = "configs/demo.yaml"
 TURN = 12.0  # seconds of each download, and of each rest
@@ -87,20 +87,17 @@ class Side:
     def take(self, store: str, until: float) -> None:
         """Print ``kind begin end states`` for each turn, by the machine's monotonic clock."""
         room = [torch.empty_like(vector) for vector in self.state.vectors()]
-        (record,) = Members(self.node, self.node.member.run, _no_record).refresh_all()
+        (record,) = Reader(self.node, self.node.member.run).refresh_all()
+        context, most = context_of(self.node, None), (math.inf, math.inf)
         peer = Seat(record.peer_id, "peer", tuple(record.addresses))
         seats = {"peer": peer, "store": Seat(store.rpartition("/p2p/")[2], "store", (store,)), "rest": None}
         while time.monotonic() < until:
             for kind, seat in seats.items():
                 begin, states = time.monotonic(), 0
                 while seat is not None and time.monotonic() < begin + TURN:
-                    states += take_from(self.node, seat, room, 60.0, (math.inf, math.inf), lambda: False) is not None
+                    states += take_from(context, seat, room, 60.0, most) is not None
                 time.sleep(max(0.0, begin + TURN - time.monotonic()))
                 print(kind, begin, time.monotonic(), states, flush=True)
-
-
-def _no_record() -> MemberRecord:
-    raise AssertionError("a newcomer that never enters has no record")
 
 
 def measure(seconds: float, folder: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from peer.exchange.codec import size
@@ -158,19 +157,17 @@ class GroupStreams:
         seat, me = self.assembly.seats[place], self.assembly.me
         # of the vector in fp32, whatever the codec: the greeting has compared the run, and with it the codec
         header = Header(payload_bytes=size("none", self._numel), round=round)
-        hello = partial(Hello, token=self.assembly.token, index=me, header=header)
         most = max(1, MOST_CONNECTIONS // (len(self.assembly.seats) - 1))
+        theirs: Hello | None = None
         if me < place:
             stream = await self._network.open_to_member(seat.peer_id, REDUCE_PROTOCOL, seat.addresses)
-            self.by_place[place] = stream
-            mine = hello(bulk=offer(stream, self._carried.size, self._carried.payloads, most))
-            await stream.send(mine, self._stall)
-            theirs = await stream.receive(Hello, self._stall)
         else:
             stream, theirs = await self._incoming.take(self.assembly.token, seat.peer_id, self._stall)
-            self.by_place[place] = stream
-            mine = hello(bulk=offer(stream, self._carried.size, self._carried.payloads, most))
-            await stream.send(mine, self._stall)
+        self.by_place[place] = stream
+        direct = offer(stream, self._carried.size, self._carried.payloads, most)
+        mine = Hello(token=self.assembly.token, index=me, header=header, bulk=direct)
+        await stream.send(mine, self._stall)
+        theirs = theirs or await stream.receive(Hello, self._stall)
         if (theirs.token, theirs.index) != (mine.token, place):
             raise BadMessage("it names another group")
         refusal = objection(theirs.header, self._numel)

@@ -12,7 +12,7 @@ from peer.p2p.stream import BadMessage
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"  # the caller to the relay
 STOP = "/libp2p/circuit/relay/0.2.0/stop"  # the relay to the called
-RESERVE, CONNECT, STATUS = 0, 1, 2  # kinds of a hop message
+CONNECT, STATUS = 1, 2  # kinds of a hop message
 STOP_CONNECT, STOP_STATUS = 0, 1  # kinds of a stop message
 OK, RESERVATION_REFUSED, LIMIT_EXCEEDED, CONNECTION_FAILED, NO_RESERVATION = 100, 200, 201, 203, 204
 CAP = 4096  # bytes of a message

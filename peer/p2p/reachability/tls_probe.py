@@ -17,7 +17,6 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat import asn1
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from hivemind.proto import crypto_pb2
 
@@ -91,10 +90,7 @@ def _verify(key: bytes, signature: bytes, signed: bytes) -> None:
         message = crypto_pb2.PublicKey.FromString(key)
     except Exception:  # noqa: BLE001 - protobuf's own type, of a stranger's bytes
         raise ValueError("not a key") from None
-    if message.key_type == crypto_pb2.Ed25519:
-        Ed25519PublicKey.from_public_bytes(message.data).verify(signature, signed)
-        return
     public = serialization.load_der_public_key(message.data)
     if not isinstance(public, RSAPublicKey):
-        raise ValueError("an identity is an RSA or Ed25519 key here")
+        raise ValueError("an identity is an RSA key here")
     public.verify(signature, signed, padding.PKCS1v15(), hashes.SHA256())

@@ -43,7 +43,7 @@ class GroupMatching(Matching):
         self._context, self._node, self._boundary = context, context.node, context.boundary
         self._equal = equal
         self._known = KnownMembers(context, patience)
-        self._leader = GroupLeader(context.node.background, self._known.patience, self._known.missed)
+        self._leader = GroupLeader(context, self._known, equal=equal)
         self._member = GroupMember(context, self._known)
         self._round = 0  # of the next boundary, as others are told
         self._ahead = 0  # rounds that this peer has more than the last group says, whose members need no equal weights
@@ -127,12 +127,9 @@ class GroupMatching(Matching):
             self._known.notify(missing)
             await asyncio.sleep(0.05)
         self._known.stayed_away(missing)
-        seat, lineage = self._known.own_seat(), self._context.counters.lineage
-        phase, self._leads = self._boundary.progress.phase_seconds or 0.0, True
+        self._leads = True
         try:
-            group = await self._leader.gather(
-                seat, lineage, self._round, phase, until, equal=self._equal, stopped=lambda: self._context.away
-            )
+            group = await self._leader.gather(self._round, until)
         finally:
             self._leads = False
         if group.links or group.behind is not None or not (missing := self._known.missing(set())):
@@ -164,7 +161,7 @@ class GroupMatching(Matching):
                     await self._leader.hand_over(leader)
                     continue
                 self._known.notify(self._known.missing(self._leader.present))
-                await self._leader.announce_delay(self._known.own_seat(), eta)
+                await self._leader.announce_delay(eta)
                 continue
             if self._leader.present:
                 await self._leader.hand_over(leader)

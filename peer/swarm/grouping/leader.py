@@ -11,10 +11,8 @@ import contextlib
 import random
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from typing import Any
 
 from peer import clock
 from peer.logs import fields, get_logger
@@ -22,6 +20,7 @@ from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.state import MAX_MEMBERS, Lineage
 from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Assembly, Group, Link, Seat
+from peer.swarm.context import SwarmContext
 from peer.swarm.grouping.messages import (
     JoinGroup,
     LeaderMessage,
@@ -32,7 +31,7 @@ from peer.swarm.grouping.messages import (
     WaitFor,
     fitting,
 )
-from peer.swarm.grouping.roster import GATHER_TIMEOUT
+from peer.swarm.grouping.roster import GATHER_TIMEOUT, KnownMembers
 
 log = get_logger("gathering")
 
@@ -59,16 +58,10 @@ class JoinedMember:
 
 
 class GroupLeader:
-    """Belongs to the network thread."""
+    """Belongs to the network thread. ``equal``: all members need the same lineage."""
 
-    def __init__(
-        self,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        patience: Callable[[str], float],
-        missed: Callable[[str], None],
-    ) -> None:
-        """``patience``: the longest wait for a member, by id, in seconds; ``missed``: told who has not come."""
-        self._spawn, self._patience, self._missed = spawn, patience, missed
+    def __init__(self, context: SwarmContext, known: KnownMembers, *, equal: bool) -> None:
+        self._context, self._known, self._equal = context, known, equal
         self._joined: dict[str, JoinedMember] = {}
         # Since the last roster, so that who joins again gains no time: when each id joined first or had taken weights,
         # and who was told to.
@@ -98,13 +91,13 @@ class GroupLeader:
         if earlier is not None:
             earlier.leave()
         seat = replace(call.seat, peer_id=stream.remote)  # the authenticated id counts
-        now, patience = clock.monotonic(), self._patience(stream.remote)
+        now, patience = clock.monotonic(), self._known.patience(stream.remote)
         until = min(now + 1.5 * call.eta + MEMBER_SLACK, self._since.setdefault(stream.remote, now) + patience)
         if len(self._since) > AWAITED_IDS:
             self._since.popitem(last=False)
         member = JoinedMember(stream, seat, call.round, until)
         self._joined[stream.remote] = member
-        self._spawn(self._listen(member))
+        self._context.node.background(self._listen(member))
         self._news.set()
 
     def close(self) -> None:
@@ -120,36 +113,27 @@ class GroupLeader:
             await _tell(member, OtherLeader(seat=leader))
             member.leave()
 
-    async def gather(
-        self,
-        me: Seat,
-        own: Lineage,
-        round: int,
-        phase: float,
-        until: float,
-        *,
-        equal: bool,
-        stopped: Callable[[], bool],
-    ) -> Group:
-        """Wait for the members, then send the roster. ``phase``: seconds of this peer's inner phase, 0 if it is not
-        known; ``until``: monotonic time of the end of this peer's own patience; ``equal``: all need the same lineage.
+    async def gather(self, round: int, until: float) -> Group:
+        """Wait for the members, then send the roster. ``until``: monotonic time of the end of this peer's patience.
 
         Members come while it waits, and may have to take weights: all of that lasts for the longest wait for a member
         and once as long as catching up may take, as each member expects.
         """
+        me, own = self._known.own_seat(), self._context.counters.lineage
+        phase = self._context.boundary.progress.phase_seconds or 0.0
         self._gathering, catch_up = True, catch_up_limit(phase)
-        until = min(until, clock.monotonic() + self._patience(me.peer_id) + catch_up)
+        until = min(until, clock.monotonic() + self._known.patience(me.peer_id) + catch_up)
         while True:
             self._news.clear()
             late = self._awaited(round)
-            if not late or stopped() or clock.monotonic() >= until:
-                outdated = self._outdated(own) if equal else None
+            if not late or self._context.away or clock.monotonic() >= until:
+                outdated = self._outdated(own) if self._equal else None
                 if outdated is None:
                     return await self._send_roster(me, round, phase)
                 reference, outdated_members = outdated
                 if own != reference:
                     self._gathering = False
-                    self._spawn(self._keep_waiting(me, catch_up))
+                    self._context.node.background(self._keep_waiting(me, catch_up))
                     held = [it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference]
                     return Group(round, behind=random.choice(held))  # the next time another one, if this one fails
                 await self._update(me, reference, outdated_members, catch_up)
@@ -162,10 +146,11 @@ class GroupLeader:
                 async with asyncio.timeout(max(0.0, wake_at - clock.monotonic())):
                     await self._news.wait()
 
-    async def announce_delay(self, me: Seat, eta: float) -> None:
+    async def announce_delay(self, eta: float) -> None:
         """Tell members at the boundary how long this leader still trains, unless it is overdue or too late."""
-        if 0 < eta < self._patience(me.peer_id) and self._due_to_tell():
-            await self._tell_to_wait(eta, me.name)
+        node = self._context.node
+        if 0 < eta < self._known.patience(node.peer_id) and self._due_to_tell():
+            await self._tell_to_wait(eta, node.member.name)
 
     # -- which members to wait for
 
@@ -181,7 +166,7 @@ class GroupLeader:
             elif member.ready is None and member.until <= clock.monotonic():
                 log.info("no longer waiting for a member: %s", fields(peer=member.seat.name))
                 self._joined.pop(peer_id).leave()
-                self._missed(peer_id)
+                self._known.missed(peer_id)
             elif member.ready is None and (member.round <= due or member.updated):  # it takes the group's count, too
                 late.append(member)
         return late

@@ -19,7 +19,7 @@ from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Seat
 from peer.swarm.context import SwarmContext
-from peer.swarm.directory.records import LIFETIME
+from peer.swarm.directory.records import LIFETIME, MemberRecord
 from peer.swarm.grouping.leadership import Leadership
 from peer.swarm.grouping.messages import LeaderNotice
 
@@ -44,7 +44,6 @@ class KnownMembers:
     def __init__(self, context: SwarmContext, patience: float) -> None:
         self._patience, self._boundary, self._progress = patience, context.boundary, context.boundary.progress
         self._node, self._members, self._backoff = context.node, context.members, context.backoff
-        self._live = context.others
         self._named: dict[str, tuple[Seat, float]] = {}  # from messages, with the time until which it counts
         self._notice_due: dict[str, float] = {}  # from when on a member may get the next notice
         self.leadership = Leadership(self._node, lambda: self._backoff_seconds)
@@ -56,8 +55,9 @@ class KnownMembers:
 
     def leader(self) -> Seat | None:
         """The member that leads; ``None`` when that is this peer."""
-        seats = {seat.peer_id: seat for seat in self.others()}
-        return seats.get(self.leadership.among(seats))
+        present = self._present()
+        found = present.get(self.leadership.among(present))
+        return None if found is None else _seat(found)
 
     def elected(self, seat: Seat) -> None:
         """The member that was asked to lead names another one."""
@@ -81,12 +81,20 @@ class KnownMembers:
 
     def others(self) -> list[Seat]:
         """All possible members other than this peer."""
+        return [_seat(it) for it in self._present().values()]
+
+    def _present(self) -> dict[str, Seat | MemberRecord]:
+        """All possible members other than this peer, by id. A record counts before a message."""
         now = clock.monotonic()
-        paused = {record.peer_id for record in self._members.live() if record.state == "paused"}
-        seats = {key: seat for key, (seat, until) in list(self._named.items()) if until > now and key not in paused}
-        for record in self._live():
-            seats[record.peer_id] = Seat(record.peer_id, record.name, tuple(record.addresses))
-        return [seat for key, seat in seats.items() if not self._backoff.avoided(key)]
+        found: dict[str, Seat | MemberRecord] = {
+            peer_id: seat for peer_id, (seat, until) in list(self._named.items()) if until > now
+        }
+        for record in self._members.live():
+            if record.state == "paused":
+                found.pop(record.peer_id, None)
+            elif record.config == self._node.member.config:
+                found[record.peer_id] = record
+        return {peer_id: it for peer_id, it in found.items() if not self._backoff.avoided(peer_id)}
 
     def missing(self, present: set[str]) -> list[Seat]:
         """Possible members that have not joined the group."""
@@ -196,3 +204,7 @@ class KnownMembers:
             self.avoid(seat.peer_id)
         finally:
             self._notice_due[seat.peer_id] = due
+
+
+def _seat(member: Seat | MemberRecord) -> Seat:
+    return member if isinstance(member, Seat) else Seat(member.peer_id, member.name, tuple(member.addresses))

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor
 
@@ -18,13 +18,12 @@ from peer import clock
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.p2p.deadline import Leaving, TooSlow, unless_away
-from peer.p2p.greeting import MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.state import State
 from peer.rounds.transfer_rule import copy_limit, state_limit
 from peer.rounds.types import Seat
-from peer.swarm.directory.directory import Members
+from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import STATE_LEAST, STATE_TIMEOUT
 from peer.swarm.state_transfer.donors import DONOR_AHEAD, donors_of, plausible
@@ -42,45 +41,41 @@ SLOW_DONORS = 2  # donors that are left because they are slower; after them our 
 
 
 def take_state(
-    node: MemberNode,
-    members: Members,
+    context: SwarmContext,
     room: Sequence[Tensor],
     timeout: float,
     *,
-    inner_steps: int,
-    tokens: Callable[[], float] = lambda: 0.0,
     above: int,
     reached: int = 0,
     among: Collection[str] = (),
     without: Collection[str] = (),
-    stopped: Callable[[], bool] = lambda: False,
 ) -> State | None:
     """The verified state of a random member that is about as far as the median one; ``None`` when no member is beyond
-    round ``above`` or this peer is ``stopped``.
+    round ``above`` or this peer was asked to stop.
 
-    ``inner_steps``: of a round. ``tokens``: of an inner step, 0 when unknown. ``room``: a flat fp32 host vector for
-    each vector of the state; it is filled.
+    ``room``: a flat fp32 host vector for each vector of the state; it is filled.
     ``reached``: see :func:`donors_of`.
     ``among``: ids of the only possible donors, whatever their round; ``without``: ids of impossible ones.
     ``timeout``: seconds of trying since the last part arrived or a donor was busy; with 0 all are asked once.
     Raises :class:`UserError` when the swarm trains another configuration, :class:`RunError` when no donor gives its
     state.
     """
-    search = _DonorSearch(node, members, PartialState(room), timeout, DONOR_AHEAD * inner_steps, stopped)
+    search, inner_steps = _DonorSearch(context, PartialState(room), timeout), context.inner_steps
     while True:
         try:
-            present = members.refresh_all()
+            present = context.members.refresh_all()
         except RunError as error:  # a line may be cut while a peer joins
-            if stopped():
+            if context.stopping:
                 return None
             search.failed(str(error))
             continue
         # a member with another configuration must not block the join; when all have another, the user must learn it
-        ours = [it for it in present if it.config == node.member.config and it.peer_id not in without]
+        ours = [it for it in present if it.config == context.node.member.config and it.peer_id not in without]
+        believed = plausible(ours, inner_steps, context.tokens())
         if among:
-            donors = plausible([it for it in ours if it.peer_id in among], inner_steps, tokens())
+            donors = [it for it in believed if it.peer_id in among]
         else:
-            donors = donors_of(plausible(ours, inner_steps, tokens()), above, reached) if ours or without else present
+            donors = donors_of(believed, above, reached) if ours or without else present
         if not (donors or present) and search.began:  # nor does the directory answer: the line is cut
             search.failed("no member is found any more")
             continue
@@ -88,33 +83,28 @@ def take_state(
             return None
         random.shuffle(donors)
         state = search.ask(donors, reached)
-        if state is not None or stopped():
+        if state is not None or context.stopping:
             return state
         search.failed("; ".join(search.reasons))
 
 
 def take_from(
-    node: MemberNode,
-    donor: Seat,
-    room: Sequence[Tensor],
-    timeout: float,
-    most: tuple[float, float],
-    stopped: Callable[[], bool],
+    context: SwarmContext, donor: Seat, room: Sequence[Tensor], timeout: float, most: tuple[float, float]
 ) -> State | None:
     """The verified state of one member, which is asked again while it is busy: a group sends many members to one.
 
-    ``None`` when it fails or takes more than ``timeout`` seconds, or when this peer is ``stopped``. ``room``: as in
+    ``None`` when it fails or takes more than ``timeout`` seconds, or when this peer stops or pauses. ``room``: as in
     :func:`take_state`. ``most``: the round and the step that it can have reached.
     """
 
     async def ask() -> State:
         while True:
             with contextlib.suppress(DonorBusy):
-                return await download(node, donor, PartialState(room), most=most)
+                return await download(context.node, donor, PartialState(room), most=most)
             await asyncio.sleep(ASK_ALL_PAUSE)
 
     try:
-        return node.call(unless_away(ask(), stopped, 0.0, STOP_PERIOD), timeout)
+        return context.node.call(unless_away(ask(), lambda: context.away, 0.0, STOP_PERIOD), timeout)
     except Leaving:
         return None
     except (StreamLost, BadMessage, TimeoutError, RunError, UserError) as error:
@@ -125,17 +115,8 @@ def take_from(
 class _DonorSearch:
     """Asks donors one after the other. ``reasons``: why none gave its state in the last :meth:`ask`."""
 
-    def __init__(
-        self,
-        node: MemberNode,
-        members: Members,
-        partial: PartialState,
-        timeout: float,
-        ahead: int,
-        stopped: Callable[[], bool],
-    ) -> None:
-        self._ahead = ahead  # steps that a donor may have done since it wrote its record
-        self._node, self._members, self._partial, self._stopped = node, members, partial, stopped
+    def __init__(self, context: SwarmContext, partial: PartialState, timeout: float) -> None:
+        self._context, self._node, self._partial = context, context.node, partial
         now = clock.monotonic()
         self._timeout, self._deadline, self._end = timeout, now + timeout, now + LONGEST_WAIT
         self._slow, self._most, self._logged = 0, 0, float("-inf")
@@ -170,16 +151,16 @@ class _DonorSearch:
         """The state of the first donor that gives it; ``None`` when none does or this peer was stopped."""
         self.reasons, self._busy = [], False
         asked = deque((record, reached if place < CHOOSY_REQUESTS else 0) for place, record in enumerate(donors))
-        while asked and not self._stopped():
+        while asked and not self._context.stopping:
             record, least = asked.popleft()
             hurry = bool(asked) and self._slow < SLOW_DONORS
             patience = HURRY if hurry else STATE_LEAST
-            most = record.round + DONOR_AHEAD, record.step + self._ahead
+            most = record.round + DONOR_AHEAD, record.step + DONOR_AHEAD * self._context.inner_steps
             work = download(self._node, record, self._partial, least, patience, most)
             size = self._partial.size
             longest = state_limit(size, patience) + OPEN_TIMEOUT + copy_limit(size, 0.0) + 4 * STATE_TIMEOUT
             try:
-                return self._node.call(unless_away(work, self._stopped, 0.0, STOP_PERIOD), longest)
+                return self._node.call(unless_away(work, lambda: self._context.stopping, 0.0, STOP_PERIOD), longest)
             except Leaving:
                 return None
             except DonorBehind:
@@ -201,5 +182,5 @@ class _DonorSearch:
                 if self._told.get(record.peer_id) != reason:  # it is asked each second
                     log.warning("donor failed: %s", fields(peer=record.name, reason=reason, parts=self._partial.have))
                 self._told[record.peer_id] = reason
-                self._members.forget(record.peer_id)
+                self._context.members.forget(record.peer_id)
         return None

@@ -80,7 +80,7 @@ def _never_form(matching: Any) -> None:
     known, leader = matching._known, matching._leader
     known.leader, known.leadership.established = lambda: None, True
 
-    async def gather(me: Any, own: Any, round: int, *_: Any, **__: Any) -> Group:
+    async def gather(round: int, until: float) -> Group:
         for _ in range(PATIENT):
             await leader._tell_to_wait(5.0, "nobody")
             await asyncio.sleep(1.0)
@@ -93,9 +93,9 @@ def _send_away(leader: Any, counters: Any) -> None:
     """After some honest rounds."""
     honest = leader.gather
 
-    async def gather(me: Seat, own: Any, round: int, *rest: Any, **how: Any) -> Group:
+    async def gather(round: int, until: float) -> Group:
         if counters.round < HONEST_ROUNDS:
-            led: Group = await honest(me, own, round, *rest, **how)
+            led: Group = await honest(round, until)
             return led
         await asyncio.sleep(1.0)
         members, leader._joined = leader._joined, {}

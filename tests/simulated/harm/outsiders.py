@@ -6,9 +6,8 @@ import asyncio
 import random
 from typing import Any
 
-from hivemind.p2p import PeerID
-
 from peer.p2p.admission.gate import Pass
+from peer.p2p.dial import parsed_id
 from peer.p2p.stream import MESSAGE_CAP, Message
 from peer.swarm.pairing.agreement import Propose
 from peer.swarm.pairing.proposals import MEET_PROTOCOL
@@ -61,7 +60,7 @@ class Outsider:
         self._host.book.add(victim.host.peer_id)
         try:
             async with asyncio.timeout(5.0):
-                to = PeerID.from_base58(victim.host.peer_id)
+                to = parsed_id(victim.host.peer_id)
                 _, _, writer = await self._p2p.call_binary_stream_handler(to, protocol)
         except (OSError, TimeoutError):
             return

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hivemind.p2p import PeerID
 
 from peer.p2p.addresses import CIRCUIT
+from peer.p2p.dial import parsed_id
 from peer.p2p.protobuf import delimited, read_delimited
 from peer.p2p.reachability.circuit_messages import _CLASSES, CAP, CONNECT, HOP, OK, STOP, STOP_STATUS
 from peer.p2p.stream import BadMessage
@@ -136,10 +137,10 @@ class Circuits:
 
     async def _through(self, own: Host, other: Host, relay_id: str) -> Connection:
         own.book.add(relay_id)
-        called = PeerID.from_base58(other.peer_id).to_bytes()
+        called = parsed_id(other.peer_id).to_bytes()
         async with asyncio.timeout(DIAL):
             p2p = SimulatedP2P(self._network, own)
-            _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(relay_id), HOP)
+            _, reader, writer = await p2p.call_binary_stream_handler(parsed_id(relay_id), HOP)
             try:
                 writer.write(delimited(_CLASSES["HopMessage"](type=CONNECT, peer={"id": called})))
                 said = await read_delimited(_CLASSES["HopMessage"], reader, CAP)

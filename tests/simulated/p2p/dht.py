@@ -1,8 +1,9 @@
 """hivemind's DHT, as far as the product uses it: records by key and subkey at the nodes nearest to the key.
 
-A node knows those that it has asked or that have asked it. One that does not answer is forgotten and counted in the
-blacklist until a ping, as hivemind does it. An equal or older record is rejected. In an invited swarm two nodes answer
-each other when each admits the other, and a list of revocations is kept by those who accept it.
+A node knows those that it has asked or that have asked it. One that does not answer is forgotten until a ping, and
+counted in the blacklist until a search finds that it answers, as hivemind does it. An equal or older record is
+rejected. In an invited swarm two nodes answer each other when each admits the other, and a list of revocations is kept
+by those who accept it.
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ class SimulatedDHT:
         client: bool = False,
     ) -> None:
         self.network, self.host, self._everyone, self._admission = network, host, everyone, admission
-        self.peer_id, self.node_id = PeerID.from_base58(host.peer_id), _place(host.peer_id)
+        self.peer_id, self.node_id = parsed_id(host.peer_id), _place(host.peer_id)
         self.known: dict[str, str] = {}  # hivemind's routing table: ids by place
         self._near: dict[DHTID, list[str]] = {}  # by key, until another node becomes known
         self.records: dict[DHTID, dict[str, Value]] = {}
-        self.blacklist = SimpleNamespace(ban_counter=Counter[PeerID](), clear=self._forgive)
+        silent = Counter[PeerID]()
+        self.blacklist = SimpleNamespace(ban_counter=silent, clear=silent.clear, register_success=self._has_answered)
         table = SimpleNamespace(uid_to_peer_id=self.known, get_nearest_neighbors=self._neighbours)
         self.protocol = SimpleNamespace(
             call_ping=self._ping,
@@ -111,6 +113,7 @@ class SimulatedDHT:
         said = SAID.get() or Known()
         known = {said.fingerprints[at : at + FINGERPRINT_BYTES] for at in range(0, len(said.fingerprints), 8)}
         for node in answers.values():
+            self._has_answered(peer_id)
             self._sent("find", CALL + 100 + len(said.fingerprints))
             return {key: node._found(key, known, said.everything, self.node_id) for key in keys}
         return None
@@ -174,7 +177,7 @@ class SimulatedDHT:
         for other in others:
             if other in silent:
                 self._forget(other.peer_id)
-                self.blacklist.ban_counter[PeerID.from_base58(other.peer_id)] += 1
+                self.blacklist.ban_counter[parsed_id(other.peer_id)] += 1
                 continue
             node = answers[other.peer_id] = self._everyone[other.peer_id]
             self._learn([other.peer_id])
@@ -228,9 +231,8 @@ class SimulatedDHT:
     async def _ping(self, peer_id: PeerID) -> PeerID | None:
         answers = await self._ask([peer_id.to_base58()])
         for node in answers.values():
-            self.blacklist.ban_counter.pop(peer_id, None)
             self._learn(node.known)
         return peer_id if answers else None
 
-    def _forgive(self) -> None:
-        self.blacklist.ban_counter.clear()
+    def _has_answered(self, peer_id: PeerID) -> None:
+        self.blacklist.ban_counter.pop(peer_id, None)

@@ -15,12 +15,14 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
-from peer.p2p.addresses import CIRCUIT, is_circuit, owner_of
+from peer.p2p.addresses import relay_of
+from peer.p2p.dial import parsed_id
 from peer.p2p.reachability import circuit_messages
 from tests.simulated.loop import PROCESS, Process, VirtualLoop
 
@@ -75,6 +77,12 @@ class Host:
 def new_id(chance: random.Random) -> str:
     """A valid libp2p id."""
     return PeerID(b"\x12\x20" + hashlib.sha256(chance.randbytes(16)).digest()).to_base58()
+
+
+@lru_cache(4096)
+def _text(address: bytes) -> str:
+    """hivemind reads a multiaddr in Python."""
+    return str(Multiaddr(address))
 
 
 def _is_part(data: bytes) -> bool:
@@ -435,10 +443,10 @@ class Writer:
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """What hivemind tells a handler of an incoming stream."""
+    """What hivemind tells a handler of an incoming stream. ``addr``: of a multiaddr only its text is used."""
 
     peer_id: PeerID
-    addr: Multiaddr
+    addr: str
 
 
 class SimulatedP2P:
@@ -448,7 +456,7 @@ class SimulatedP2P:
 
     def __init__(self, network: Network, host: Host) -> None:
         self.network, self.host = network, host
-        self.peer_id = PeerID.from_base58(host.peer_id)
+        self.peer_id = parsed_id(host.peer_id)
         self._client = self
 
     async def call_binary_stream_handler(self, peer_id: PeerID, protocol: str) -> tuple[StreamInfo, Any, Any]:
@@ -462,7 +470,7 @@ class SimulatedP2P:
             there.break_off("stream reset")
             back.break_off("stream reset")
             raise
-        return StreamInfo(peer_id, Multiaddr(link.origin(called))), back.reader, Writer(there)
+        return StreamInfo(peer_id, link.origin(called)), back.reader, Writer(there)
 
     async def _arrives(self, link: Connection, called: Host, protocol: str, there: Pipe, back: Pipe) -> None:
         await asyncio.sleep(self.network.delay(self.host, called))
@@ -470,7 +478,7 @@ class SimulatedP2P:
         handler = called.handlers.get(protocol)
         if not link.open or handler is None or not called.alive:
             raise OSError("protocol not supported" if link.open else "stream reset")
-        info = StreamInfo(self.peer_id, Multiaddr(link.origin(self.host)))
+        info = StreamInfo(self.peer_id, link.origin(self.host))
         self._serve(called, handler(info, there.reader, Writer(back)))  # type: ignore[arg-type]
         await asyncio.sleep(self.network.delay(called, self.host))
 
@@ -486,7 +494,7 @@ class SimulatedP2P:
 
     async def connect(self, peer_id: PeerID, addresses: list[Multiaddr]) -> None:
         self.host.book.add(peer_id.to_base58())
-        relays = [owner_of(str(it).partition(CIRCUIT)[0]) for it in addresses if is_circuit(str(it))]
+        relays = [relay for relay in (relay_of(_text(it.to_bytes())) for it in addresses) if relay]
         if relays:
             self.host.circuits[peer_id.to_base58()] = relays
         await self.network.connect(self.host, peer_id.to_base58())

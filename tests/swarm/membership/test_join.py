@@ -20,10 +20,12 @@ from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Node
 from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream, StreamLost
+from peer.process import Stop
 from peer.rounds.contribution import PART
 from peer.rounds.state import NO_ROUNDS, Lineage, State
 from peer.rounds.types import Seat
 from peer.swarm.directory.directory import Members
+from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer import join
 from peer.swarm.state_transfer.donor import (
@@ -37,6 +39,7 @@ from peer.swarm.state_transfer.download import PartialState, download
 from peer.swarm.state_transfer.join import take_state
 from tests.swarm.support.harness import wait_for
 from tests.swarm.support.node_peer import Peer
+from tests.unit.parts import context_of
 
 PARTS = 96
 NUMEL = PARTS * PART
@@ -139,7 +142,7 @@ def test_a_state_that_is_not_finite_is_never_taken(tmp_path: Path) -> None:
         # until both have announced that they have made a round
         wait_for(lambda: [it.round for it in members.refresh_all()] == [3, 3], 30)
         with pytest.raises(RunError, match="not finite"):
-            take_state(scene.node, members, scene.partial.room, 3, inner_steps=100, above=0)
+            take_state(context_of(scene.node, members), scene.partial.room, 3, above=0)
 
 
 def test_a_stop_ends_the_wait_for_a_donor(tmp_path: Path) -> None:
@@ -149,11 +152,10 @@ def test_a_stop_ends_the_wait_for_a_donor(tmp_path: Path) -> None:
 
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, slow, slow)
-        asked = threading.Event()
-        threading.Timer(1.0, asked.set).start()
-        listed, room = Listed(scene.one, scene.two), scene.partial.room
-        found = take_state(scene.node, listed, room, 60, inner_steps=100, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
-        assert found is None
+        stop = Stop()
+        threading.Timer(1.0, stop.request).start()
+        context = context_of(scene.node, Listed(scene.one, scene.two), stop)
+        assert take_state(context, scene.partial.room, 60, above=0) is None
 
 
 def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +174,8 @@ def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monke
         one = scene.one.node
         one.call(one.p2p.remove_binary_stream_handler(STATE_PROTOCOL), 10)
         one.call(one.serve_members(STATE_PROTOCOL, drops), 10)
-        listed = Listed(scene.one, scene.two)
-        found = take_state(scene.node, listed, scene.partial.room, 60, inner_steps=100, above=0)  # type: ignore[arg-type]
+        context = context_of(scene.node, Listed(scene.one, scene.two))
+        found = take_state(context, scene.partial.room, 60, above=0)
         assert found is not None and bool((found.vectors[0] == 2).all())
 
 
@@ -192,10 +194,10 @@ def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
         newcomers = (scene.two.node, scene.node)
         assert len(newcomers) == CLIENTS
         others = [it.call(begin(it), 20) for it in newcomers]
-        listed = Listed(scene.one)
+        context = context_of(scene.node, Listed(scene.one))
         with pytest.raises(RunError, match="one: serves other newcomers"):
-            take_state(scene.node, listed, scene.partial.room, 0.0, inner_steps=100, above=0)  # type: ignore[arg-type]
-        found = take_state(scene.node, listed, scene.partial.room, 3.0, inner_steps=100, above=0)  # type: ignore[arg-type]
+            take_state(context, scene.partial.room, 0.0, above=0)
+        found = take_state(context, scene.partial.room, 3.0, above=0)
         assert found is not None and bool((found.vectors[0] == 1).all())
         for it in others:
             it.close()
@@ -210,7 +212,7 @@ def test_a_late_answer_of_the_bootstrap_does_not_mean_an_empty_swarm(tmp_path: P
         node = Node(NodeSettings(None, "127.0.0.1", 0, initial_peers=one.node.addresses))
         node.start()
         stack.callback(node.stop)
-        members = Members(node, "test", lambda: None)  # type: ignore[arg-type, return-value]
+        members = Reader(node, "test")
         node.dht.protocol.storage.clear()  # forget the records that it got as a new node
         one.node.loop.call_soon_threadsafe(time.sleep, 2 * DHT_TIMEOUT)
         assert [it.name for it in members.refresh_all()] == ["one"]
@@ -232,7 +234,7 @@ def test_a_resumed_peer_looks_for_a_donor_that_has_its_last_rounds(
 ) -> None:
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, state(1.0, round=4), state(2.0, round=9))
-        listed = Listed(scene.one, scene.two)
+        context = context_of(scene.node, Listed(scene.one, scene.two))
         for _ in range(4 if reached == 9 else 1):  # donors are asked in random order
-            found = take_state(scene.node, listed, scene.partial.room, 30, inner_steps=100, above=0, reached=reached)  # type: ignore[arg-type]
+            found = take_state(context, scene.partial.room, 30, above=0, reached=reached)
             assert found is not None and found.round in taken

@@ -60,7 +60,7 @@ def judge(own: Contribution, theirs: Tensor, judgement: Judgement) -> Verdict:
 class Pair:
     """Two exchanges and, for each, the group with the other one in it."""
 
-    exchanges: tuple[Exchange, Exchange[Contribution]]
+    exchanges: tuple[Exchange, Exchange]
     groups: Callable[[], tuple[Group, Group]]
 
     def average(self, one: Tensor, two: Tensor) -> tuple[Averaged, Averaged]:

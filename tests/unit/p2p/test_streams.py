@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from peer import clock
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, fp32_parts, receive_fp32, send_parts
-from peer.p2p.stream import MESSAGE_CAP, WRITE_CHUNK, BadMessage, Message, Stream, StreamLost
+from peer.p2p.stream import BAD_MESSAGE_CAP, MESSAGE_CAP, WRITE_CHUNK, BadMessage, Message, Stream, StreamLost
 from peer.rounds.contribution import Vector
 from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Propose
 from tests.unit.virtual import run, stream_pair, took
@@ -48,6 +49,20 @@ def test_a_message_of_another_shape_is_refused(thread: LoopThread, body: str) ->
 
     with pytest.raises(BadMessage):
         thread.call(talk(), 5)
+
+
+def test_what_is_said_of_a_bad_message_is_short(thread: LoopThread) -> None:
+    """The sender's own keys are a part of it: one message filled a log with 60 kB."""
+
+    async def talk() -> None:
+        one, two = await stream_pair()
+        body = json.dumps({"kind": "hello", "words": "", "x" * 60_000: 1}).encode()
+        await one.write(len(body).to_bytes(4, "big") + body, 1)
+        await two.receive(Hello, 1)
+
+    with pytest.raises(BadMessage) as raised:
+        thread.call(talk(), 5)
+    assert len(str(raised.value)) == BAD_MESSAGE_CAP
 
 
 def test_a_length_above_the_cap_is_refused_before_anything_is_read(thread: LoopThread) -> None:

@@ -45,7 +45,6 @@ class Group:
         context: Any = SimpleNamespace(
             node=node,
             members=members,
-            others=lambda: [],
             backoff=backoff,
             boundary=boundary,
             counters=SimpleNamespace(lineage=Lineage("x", 9)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,10 +35,18 @@ X, OTHER = Lineage("x", 9), Lineage("other", 6)
 class Harness:
     """A leader and the members' ends of its streams."""
 
-    def __init__(self, patience: float = 600.0) -> None:
+    def __init__(self, patience: float = 600.0, *, equal: bool = True) -> None:
         self.tasks: list[asyncio.Task[None]] = []
         self.missed: list[str] = []
-        self.leader = GroupLeader(self._spawn, lambda peer_id: patience, self.missed.append)
+        known: Any = SimpleNamespace(patience=lambda _: patience, missed=self.missed.append, own_seat=lambda: ME)
+        self.progress, self.counters = SimpleNamespace(phase_seconds=None), SimpleNamespace(lineage=X)
+        self.context: Any = SimpleNamespace(
+            node=SimpleNamespace(background=self._spawn),
+            boundary=SimpleNamespace(progress=self.progress),
+            counters=self.counters,
+            away=False,
+        )
+        self.leader = GroupLeader(self.context, known, equal=equal)
         self.ends: dict[str, Stream] = {}
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -57,10 +66,10 @@ class Harness:
         return end
 
     async def gather(
-        self, lineage: Lineage = X, *, equal: bool = True, round: int = 3, phase: float = 0.0, seconds: float = math.inf
+        self, lineage: Lineage = X, *, round: int = 3, phase: float | None = None, seconds: float = math.inf
     ) -> Group:
-        until = clock.monotonic() + seconds
-        return await self.leader.gather(ME, lineage, round, phase, until, equal=equal, stopped=lambda: False)
+        self.counters.lineage, self.progress.phase_seconds = lineage, phase
+        return await self.leader.gather(round, clock.monotonic() + seconds)
 
     async def close(self) -> None:
         for task in self.tasks:
@@ -232,8 +241,8 @@ def test_who_waits_hears_every_second_that_the_leader_lives() -> None:
     run(scene, patience=20.0)
 
 
-@pytest.mark.parametrize(("phase", "wait"), [(0.0, CATCH_UP_LEAST), (30.0, CATCH_UP_LEAST), (900.0, 900.0)])
-def test_a_stray_that_does_not_come_back_with_the_weights_is_left_out(phase: float, wait: float) -> None:
+@pytest.mark.parametrize(("phase", "wait"), [(None, CATCH_UP_LEAST), (30.0, CATCH_UP_LEAST), (900.0, 900.0)])
+def test_a_stray_that_does_not_come_back_with_the_weights_is_left_out(phase: float | None, wait: float) -> None:
     """A large model has long inner phases, and its state takes as long."""
 
     async def scene(harness: Harness) -> None:
@@ -346,9 +355,9 @@ def test_the_lineage_that_counts(own: tuple[str, int], others: list[tuple[str, i
 def test_unequal_replicas_have_no_lineage_to_compare() -> None:
     async def scene(harness: Harness) -> None:
         await harness.ready("b", lineage=OTHER)
-        assert len((await harness.gather(equal=False)).links) == 1
+        assert len((await harness.gather()).links) == 1
 
-    run(scene)
+    run(scene, equal=False)
 
 
 def test_a_leader_that_pauses_lets_its_members_go_and_counts_none_as_present() -> None:

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from peer import clock
-from peer.process import LoopContext
 from peer.rounds.types import Seat
-from peer.swarm.context import BoundaryClock, SwarmContext
+from peer.swarm.context import SwarmContext
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.reader import Entry
 from peer.swarm.grouping.roster import KnownMembers
 from peer.swarm.state_transfer.donors import donors_of
-from tests.unit.parts import member_record
+from tests.unit.parts import context_of, member_record
 
 CONFIG = member_record("QmA").config
 
@@ -31,8 +30,7 @@ def context() -> SwarmContext:
         record = member_record(f"Qm{name}").model_copy(update={"state": state})
         members._reader.known[record.peer_id] = Entry(record, clock.unix() + 20)
         members.keep(record.peer_id, 60.0)  # all were met lately
-    loop = LoopContext()
-    return SwarmContext(node, members, BoundaryClock(loop.progress), loop, SimpleNamespace(round=10, lineage=None))  # type: ignore[arg-type]
+    return context_of(node, members)
 
 
 def ids(records: Any) -> set[str]:

@@ -25,7 +25,7 @@ def known(backoff: PeerBackoff, phase: float | None = 2.0, patience: float = 600
     node = SimpleNamespace(peer_id="me", proven=Proven())
     boundary = SimpleNamespace(progress=SimpleNamespace(phase_seconds=phase))
     members = SimpleNamespace(live=lambda: [])
-    context: Any = SimpleNamespace(node=node, members=members, others=lambda: [], backoff=backoff, boundary=boundary)
+    context: Any = SimpleNamespace(node=node, members=members, backoff=backoff, boundary=boundary)
     return KnownMembers(context, patience)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import median_high
 from typing import Any
@@ -23,6 +22,7 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.payload import receive_fp32
 from peer.p2p.stream import Stream, StreamLost
+from peer.process import Stop
 from peer.rounds.state import State
 from peer.rounds.types import Seat
 from peer.swarm.directory.records import MemberRecord
@@ -31,6 +31,7 @@ from peer.swarm.state_transfer.donor import STATE_ANSWER, Donor, DonorFull, Stat
 from peer.swarm.state_transfer.donors import DONOR_AHEAD, NEAR_ROUNDS, donors_of, furthest, plausible
 from peer.swarm.state_transfer.download import DonorBehind, DonorBusy
 from peer.swarm.state_transfer.join import ASK_ALL_PAUSE, CHOOSY_REQUESTS, STOP_PERIOD, take_from, take_state
+from tests.unit.parts import context_of
 from tests.unit.virtual import stream_pair, took
 
 ROUNDS = st.integers(0, 40)
@@ -142,9 +143,9 @@ class Thread(LoopThread):
     member = MemberIdentity("a", "r", "c0ffee", "{}", "layout")
 
 
-def taken(timeout: float, reached: int = 0, stopped: Callable[[], bool] = lambda: False) -> State | None:
+def taken(timeout: float, reached: int = 0, stop: Stop | None = None) -> State | None:
     """In virtual time."""
-    return take_state(Thread(), Listed(), [], timeout, inner_steps=100, above=0, reached=reached, stopped=stopped)  # type: ignore[arg-type]
+    return take_state(context_of(Thread(), Listed(), stop), [], timeout, above=0, reached=reached)
 
 
 in_virtual_time = pytest.mark.usefixtures("virtual")
@@ -165,6 +166,28 @@ def test_few_are_asked_for_rounds_that_perhaps_nobody_has(monkeypatch: pytest.Mo
     found = taken(5, reached=9)
     assert found is not None and found.round == 5
     assert asked == [9] * CHOOSY_REQUESTS + [0]
+
+
+@in_virtual_time
+def test_of_those_that_have_diverged_none_is_asked_that_says_to_be_far_beyond_the_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight hostile ids were the measure of one another: a member took their step, and its run was over."""
+    asked: list[str] = []
+
+    async def download(node: Any, of: Any, *args: Any) -> State:
+        asked.append(of.peer_id)
+        raise StreamLost("no route to host")
+
+    hostile = [record(number, 10**6) for number in range(100, 108)]
+    members = [*Listed().refresh_all(), *hostile]
+    monkeypatch.setattr(join, "download", download)
+    monkeypatch.setattr(Listed, "refresh_all", lambda _: members)
+    context, ids = context_of(Thread(), Listed()), [it.peer_id for it in hostile]
+    assert take_state(context, [], 0.0, above=-1, among=ids) is None
+    with pytest.raises(RunError):
+        take_state(context, [], 0.0, above=-1, among=[*ids, "Qm3"])
+    assert asked == ["Qm3"]
 
 
 @in_virtual_time
@@ -200,7 +223,7 @@ def test_a_donor_of_our_configuration_that_names_another_one_is_not_believed(mon
     assert found is not None and len(asked) == 2 and asked[0] != asked[1]
     asked.clear()
     limits = (10.0, 1000.0)
-    assert take_from(Thread(), Seat("a", "a"), [], 5.0, limits, lambda: False) is None  # type: ignore[arg-type]
+    assert take_from(context_of(Thread(), Listed()), Seat("a", "a"), [], 5.0, limits) is None
     monkeypatch.setattr(Thread, "member", replace(Thread.member, config="another"))
     asked.clear()
     with pytest.raises(UserError):  # nobody has ours
@@ -279,12 +302,12 @@ def test_a_directory_that_does_not_answer_is_asked_again(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(join, "download", download)
     began = clock.monotonic()
-    found = take_state(Thread(), Silent(), [], 5.0, inner_steps=100, above=0)  # type: ignore[arg-type]
+    found = take_state(context_of(Thread(), Silent()), [], 5.0, above=0)
     assert found is not None and found.round == 5
     assert clock.monotonic() - began == took(2 * join.ASK_ALL_PAUSE)
     for timeout in 0.0, 1.0:
         with pytest.raises(RunError, match="directory does not answer"):
-            take_state(Thread(), Silent(), [], timeout, inner_steps=100, above=0)  # type: ignore[arg-type]
+            take_state(context_of(Thread(), Silent()), [], timeout, above=0)
 
 
 @in_virtual_time
@@ -361,14 +384,16 @@ def test_who_gets_on_from_donor_to_donor_does_not_give_up(monkeypatch: pytest.Mo
 
 @in_virtual_time
 def test_a_peer_that_is_stopped_leaves_its_donor(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, began = Stop(), clock.monotonic()
+
     async def download(*args: Any) -> State:
+        asyncio.get_running_loop().call_later(5.05, stop.request)
         await asyncio.sleep(3000)
         raise AssertionError
 
     monkeypatch.setattr(join, "download", download)
-    stop = clock.monotonic() + 5.05
-    assert taken(10.0, stopped=lambda: clock.monotonic() > stop) is None
-    assert clock.monotonic() - stop == took(0, more=STOP_PERIOD)
+    assert taken(10.0, stop=stop) is None
+    assert clock.monotonic() - began == took(5.05, more=STOP_PERIOD)
 
 
 def test_a_donor_serves_two_newcomers_at_a_time(thread: LoopThread) -> None:
