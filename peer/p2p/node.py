@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakSet
 
 from hivemind.dht.node import DHTNode
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, PeerID
 
 from peer.errors import UserError, one_line
 from peer.logs import get_logger
@@ -21,6 +21,7 @@ from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.budgets import HOPS, RESERVATION_STREAMS, STREAM_OPENINGS, STREAMS, Limit, Places, Proven, Spending
 from peer.p2p.bulk.offer import BulkPort
 from peer.p2p.daemon import Daemon
+from peer.p2p.dht.anchors import anchors_of
 from peer.p2p.dht.authors import Author
 from peer.p2p.dht.join import asked_in_vain, become_client, join_dht, keep_in_touch, notice_of
 from peer.p2p.dht.requests import CheckedP2P, Requests, attach
@@ -64,7 +65,7 @@ class Node(LoopThread):
         self._p2p: CheckedP2P | None = None
         self._dht: DHTNode | None = None
         self._served: set[str] = set()
-        self.own = OwnAddresses(self.open, self.visible, settings.initial_peers, self.background)
+        self.own = OwnAddresses(self.open, self.visible, settings.initial_peers, self.background, self.proven)
 
     # -- from the main thread ------------------------------------------------------------------------
 
@@ -235,6 +236,10 @@ class Node(LoopThread):
 
         await self.p2p.add_binary_stream_handler(protocol, handle)
         self._served.add(protocol)
+
+    def anchors(self) -> list[PeerID]:
+        """See :func:`peer.p2p.dht.anchors.anchors_of`."""
+        return anchors_of(self.dht, self._settings.initial_peers, self.proven)
 
     async def asked_in_vain(self) -> bool:
         """After a search without a result: is a repetition useful? See :func:`peer.p2p.dht.join.asked_in_vain`."""

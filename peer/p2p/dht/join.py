@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 
 from hivemind.dht.node import DHTNode
-from hivemind.p2p import P2P, PeerID
+from hivemind.p2p import P2P
 from hivemind.proto import dht_pb2
 
 from peer.errors import RunError, UserError
@@ -21,7 +21,7 @@ from peer.p2p.admission.gate import ADMISSION_PROTOCOL, ADMISSION_TIMEOUT, Knock
 from peer.p2p.admission.invitation import Certificate
 from peer.p2p.dht.authors import Author
 from peer.p2p.dht.requests import place_of_node
-from peer.p2p.dial import Unreachable, dial
+from peer.p2p.dial import Unreachable, dial, parsed_id
 from peer.p2p.stream import Stream
 
 log = get_logger("node")
@@ -62,9 +62,10 @@ async def join_dht(p2p: P2P, reached: Sequence[str], author: Author, *, client: 
         raise RunError(_why_not_joined(str(error), reached)) from None
 
 
-def become_client(dht: DHTNode) -> None:
-    """From now on this node says with its requests that others should not ask it."""
-    dht.protocol.client_mode, dht.protocol.node_info = True, dht_pb2.NodeInfo()
+def become_client(dht: DHTNode, client: bool = True) -> None:
+    """From now on this node says with its requests that others should not ask it; else that they may ask it again."""
+    known = {} if client else {"node_id": dht.node_id.to_bytes()}
+    dht.protocol.client_mode, dht.protocol.node_info = client, dht_pb2.NodeInfo(**known)
 
 
 class Touch(Enum):
@@ -100,7 +101,9 @@ async def get_in_touch(p2p: P2P, dht: DHTNode, peer_id: str, addresses: Sequence
     with contextlib.suppress(Unreachable, OSError, TimeoutError):
         await dial(p2p, peer_id, addresses, PING_TIMEOUT)
         async with asyncio.timeout(PING_TIMEOUT):  # the DHT forgets a node that did not answer, until a ping
-            answer = await dht.protocol.call_ping(PeerID.from_base58(peer_id))
+            answer = await dht.protocol.call_ping(parsed_id(peer_id))
+            if answer is not None:
+                dht.blacklist.register_success(parsed_id(peer_id))  # else it is no anchor any more (anchors.py)
             return Touch.SILENT if answer is None else Touch.ANSWERS
     return Touch.AWAY
 
@@ -128,7 +131,7 @@ async def notice_of(p2p: P2P, peer_id: str, own: Certificate | None) -> Notice |
     """The node's verdict on a certificate; ``None`` when it does not answer or its swarm is open."""
     try:
         async with asyncio.timeout(NOTICE_TIMEOUT):
-            _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), ADMISSION_PROTOCOL)
+            _, reader, writer = await p2p.call_binary_stream_handler(parsed_id(peer_id), ADMISSION_PROTOCOL)
             with contextlib.closing(Stream(reader, writer, remote=peer_id, initiator=True)) as stream:
                 await stream.send(Knock(certificate=own), ADMISSION_TIMEOUT)
                 return await stream.receive(Notice, ADMISSION_TIMEOUT)

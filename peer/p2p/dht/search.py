@@ -3,6 +3,8 @@
 hivemind asks eight nodes for all that they have, for a look as for a write. Here a look asks some of the nodes that
 keep the key, at random, and says which records it has: the answer has the others only (requests.py). Each of these
 nodes should have all records; what one does not have, or does not tell, another one tells at one of the next looks.
+Whoever owns all of them hides a key from who has no anchors (anchors.py): these are asked last, so that they have
+little to tell.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 import hashlib
 import random
 import struct
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -29,6 +31,8 @@ ASKED_NODES = 2  # of them, at random, for one look
 NEIGHBOURS = 8  # nodes in an answer; a node should know as many
 FIRST_NODES = 20  # nodes from which a search starts
 MOST_ASKED = 32  # nodes of one search
+# after which the nearest are asked no more, where there are anchors; where one has answered: some are slow on purpose
+NEAR_SECONDS, ANSWERED_SECONDS = 1.0, 3.0
 KNOWN_RECORDS = 256  # that a request names at most
 FINGERPRINT_BYTES = 8
 
@@ -64,31 +68,49 @@ def id_of(key: str) -> DHTID:
     return DHTID.generate(source=key)
 
 
-async def read(dht: DHTNode, key: str, held: dict[str, Held], asked: int = ASKED_NODES) -> list[PeerID]:
-    """Bring ``held``, the records under ``key`` by subkey, up to date at ``asked`` nodes; returns the nodes that keep
-    the key, nearest first, this one among them. No other is among them when none has answered.
+async def read(
+    dht: DHTNode, key: str, held: dict[str, Held], asked: int = ASKED_NODES, anchors: Sequence[PeerID] = ()
+) -> list[PeerID]:
+    """Bring ``held``, the records under ``key`` by subkey, up to date at ``asked`` nodes and one of the ``anchors``; at
+    all of these when more than usual are asked. Returns the nodes that keep the key, nearest first, this one among
+    them, and the anchors. No other is among them when none has answered.
     """
     own = dht.protocol.storage.get(id_of(key))
     if own is not None:
         _take(held, own.value)
-    return await _search(dht, id_of(key), held, asked)
+    others = [it for it in anchors if it != dht.peer_id]
+    nearest, heard = await _search(dht, id_of(key), held, asked, bool(others))
+    count, silent = len(others) if asked > ASKED_NODES else 1, set[PeerID]()
+    if count > 1 or heard.isdisjoint(others):
+        silent = await _ask_some(dht, [it for it in others if it not in heard], id_of(key), held, count)
+    alone = not heard and silent.issuperset(others)
+    nodes = dict.fromkeys([*nearest, *(it for it in anchors if it not in silent)])
+    return [it for it in nodes if it == dht.peer_id or not alone]
 
 
-async def keepers(dht: DHTNode, key: str) -> list[PeerID]:
-    """The nodes that keep a key, nearest first, this one among them."""
-    return await _search(dht, id_of(key), None, ASKED_NODES)
+async def keepers(dht: DHTNode, key: str, anchors: Sequence[PeerID] = ()) -> list[PeerID]:
+    """The nodes that keep a key, nearest first, this one among them, and the ``anchors``, which are not asked."""
+    nearest, _ = await _search(dht, id_of(key), None, ASKED_NODES, any(it != dht.peer_id for it in anchors))
+    return list(dict.fromkeys([*nearest, *anchors]))
 
 
-async def _search(dht: DHTNode, key: DHTID, held: dict[str, Held] | None, count: int) -> list[PeerID]:
-    """Ask random nodes of the nearest until ``count`` of those that are the nearest then have answered."""
+async def _search(
+    dht: DHTNode, key: DHTID, held: dict[str, Held] | None, count: int, others: bool
+) -> tuple[list[PeerID], set[PeerID]]:
+    """Ask random nodes of the nearest until ``count`` of those that are the nearest then have answered. Returns the
+    nearest, and who has answered. ``others``: there are others to ask.
+    """
     table = dht.protocol.routing_table
     near = dict(table.get_nearest_neighbors(key, FIRST_NODES, exclude=dht.node_id))
     answered: dict[DHTID, bool] = {}
+    began = clock.monotonic()
     while True:
         nearest = sorted((it for it in near if answered.get(it, True)), key=key.__xor__)[:COPIES]
         left = [it for it in nearest if it not in answered]
         wanted = count - (len(nearest) - len(left))
-        if not left or wanted <= 0 or len(answered) >= MOST_ASKED:
+        passed = clock.monotonic() - began
+        late = (others and passed > NEAR_SECONDS) or (any(answered.values()) and passed > ANSWERED_SECONDS)
+        if not left or wanted <= 0 or late or len(answered) >= MOST_ASKED:
             break
         # one after the other, as each has what the last one has told; at once when one was silent, which costs seconds
         nodes = random.sample(left, 1 if all(answered.values()) else min(wanted, len(left)))
@@ -100,9 +122,26 @@ async def _search(dht: DHTNode, key: DHTID, held: dict[str, Held] | None, count:
                 near |= {place: it for place, it in answer[1].items() if place != dht.node_id}
                 if held is not None and answer[0] is not None:
                     _take(held, answer[0].value)
+    heard = {near[it] for it, it_answers in answered.items() if it_answers}
     if not dht.protocol.client_mode:
         nearest = sorted([*nearest, dht.node_id], key=key.__xor__)[:COPIES]
-    return [near.get(it, dht.peer_id) for it in nearest]
+    return [near.get(it, dht.peer_id) for it in nearest], heard
+
+
+async def _ask_some(
+    dht: DHTNode, nodes: Sequence[PeerID], key: DHTID, held: dict[str, Held], count: int
+) -> set[PeerID]:
+    """Ask ``count`` of these nodes, at random, and the others when none of them answers; returns those that do not."""
+    silent, nodes = set[PeerID](), random.sample(nodes, len(nodes))
+    for some in (nodes[:count], nodes[count:]):
+        answers = await asyncio.gather(*(_ask(dht, node, key, held) for node in some))
+        for answer in answers:
+            if answer is not None and answer[0] is not None:
+                _take(held, answer[0].value)
+        silent |= {node for node, answer in zip(some, answers, strict=True) if answer is None}
+        if len(silent) < len(some):
+            break
+    return silent
 
 
 async def _ask(dht: DHTNode, node: PeerID, key: DHTID, held: Mapping[str, Held] | None) -> Any:

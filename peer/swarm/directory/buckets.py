@@ -18,6 +18,7 @@ TARGET = 24  # members in a bucket
 DEEPEST = 20
 READS = 3  # buckets a period
 WELCOME = 8  # buckets that a newcomer reads
+ANCHORED = 2  # the deepest level that is also read and written at the anchors (p2p/dht/anchors.py)
 NEAR_LOOKS = 4  # periods between two looks at the neighbouring levels
 WIDE_LOOKS = 48  # between two looks at all levels
 SIZE_SMOOTHING = 0.3

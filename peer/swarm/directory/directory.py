@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from peer import clock
-from peer.errors import RunError, one_line
+from peer.errors import one_line
 from peer.logs import get_logger
 from peer.p2p.addresses import is_circuit, most_public
 from peer.p2p.dht import search
@@ -18,7 +18,7 @@ from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
 from peer.swarm.directory.buckets import Bucket
-from peer.swarm.directory.reader import LOOKS, Reader
+from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import NO_REPORT, MemberRecord
 
 log = get_logger("members")
@@ -30,11 +30,7 @@ MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner st
 
 def present_members(node: Node, run: str) -> list[MemberRecord]:
     """The live members of ``run``, for a node that is none yet. Raises :class:`RunError`. From the main thread."""
-
-    def nothing() -> MemberRecord:
-        raise AssertionError("it announces nothing")
-
-    return Members(node, run, nothing).refresh_all()
+    return Reader(node, run).refresh_all()
 
 
 class Members:
@@ -55,15 +51,8 @@ class Members:
         self._node.spawn(self._keep_announcing())
 
     def refresh_all(self) -> list[MemberRecord]:
-        """Read many buckets now, all of a small swarm; returns the live members without this peer.
-
-        Raises :class:`RunError` when too few nodes answer.
-        """
-        try:
-            self._node.call(self._reader.look_around(directory.WELCOME), LOOKS * 8 * RPC_TIMEOUT)
-        except TimeoutError:
-            raise RunError("the swarm's directory does not answer") from None
-        return self.live()
+        """See :meth:`Reader.refresh_all`."""
+        return self._reader.refresh_all()
 
     def announce(self) -> None:
         """Write this peer's record now, if others would learn something from it."""
@@ -77,12 +66,8 @@ class Members:
     # -- from any thread
 
     def live(self, *, since: float = 0.0) -> list[MemberRecord]:
-        """Members other than this peer with a valid record that was written after ``since`` (unix seconds).
-
-        The record of a killed peer stays valid for ``records.LIFETIME``.
-        """
-        after = max(clock.unix(), since + records.LIFETIME)
-        return [entry.record for entry in list(self._reader.known.values()) if entry.is_live(after)]
+        """See :meth:`Reader.live`."""
+        return self._reader.live(since=since)
 
     def candidates(self) -> list[MemberRecord]:
         """As :meth:`live` without those that are paused, and those met lately even if their records are not found:
@@ -181,11 +166,11 @@ class Members:
         copies = self._copies.setdefault(bucket, set())
         nodes = self._reader.keepers.get(bucket, [])
         if not nodes and not copies:
-            nodes = await search.keepers(self._node.dht, key)
+            nodes = await search.keepers(self._node.dht, key, self._reader.anchors(bucket))
         missing = [node for node in nodes if node not in copies]
         if missing:
             copies |= await search.write(self._node.dht, key, self._node.subkey, record, missing)
 
     async def _name_run(self, expires: float) -> None:
-        nodes = await search.keepers(self._node.dht, records.RUNS)
+        nodes = await search.keepers(self._node.dht, records.RUNS, self._node.anchors())
         await search.write(self._node.dht, records.RUNS, self._node.subkey, search.Held(self._run, expires), nodes)

@@ -73,8 +73,8 @@ def test_a_member_that_could_not_take_the_weights_is_not_waited_for(monkeypatch:
     take = presence.take_from
     with after_a_split() as world:
 
-        def fails(node: Any, *rest: Any) -> Any:
-            return None if node.peer_id == world.peers[0].host.peer_id else take(node, *rest)
+        def fails(context: Any, *rest: Any) -> Any:
+            return None if context.node.peer_id == world.peers[0].host.peer_id else take(context, *rest)
 
         monkeypatch.setattr(presence, "take_from", fails)
         world.run()
@@ -111,7 +111,7 @@ def test_who_says_that_another_one_failed_costs_nobody_many_rounds(
     member is left out as often as its victim is, as nobody knows which of the two it was.
     """
     machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
-    honest = Scenario(0, "group", (machine,) * 6, (), seconds, inner_steps=10, numel=300, codec="none")
+    honest = Scenario(1, "group", (machine,) * 6, (), seconds, inner_steps=10, numel=300, codec="none")
     with in_a_folder(honest) as world:
         numbers = sorted(range(6), key=lambda it: world.peers[it].host.peer_id)
     liar = numbers.pop(place)

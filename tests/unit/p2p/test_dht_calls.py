@@ -99,13 +99,14 @@ def test_an_initial_peer_is_hung_up_on_only_when_it_answers_no_ping_of_several(
     async def dialled(*_: Any) -> None:
         return None
 
-    cuts: list[str] = []
+    cuts, answered = list[str](), list[PeerID]()
 
     async def silent(address: str) -> None:
         cuts.append(address)
 
     async def talk() -> None:
-        dht: Any = SimpleNamespace(protocol=SimpleNamespace(call_ping=call_ping))
+        blacklist = SimpleNamespace(register_success=lambda peer_id: answered.append(peer_id))
+        dht: Any = SimpleNamespace(protocol=SimpleNamespace(call_ping=call_ping), blacklist=blacklist)
         with suppress(TimeoutError):
             async with asyncio.timeout(join.REDIAL_SECONDS * 1.3):
                 await join.keep_in_touch(cast(Any, None), dht, [f"/ip4/10.0.0.7/tcp/1/p2p/{REMOTE}"], silent)
@@ -113,3 +114,4 @@ def test_an_initial_peer_is_hung_up_on_only_when_it_answers_no_ping_of_several(
     monkeypatch.setattr(join, "dial", dialled)
     in_virtual_time(talk())
     assert bool(cuts) is cut and len(pings) >= PINGS
+    assert set(answered) <= {REMOTE} and len(answered) == len(pings) - late  # then it is an anchor again

@@ -40,7 +40,7 @@ def test_a_peer_whose_clock_was_ahead_is_seen_again_when_it_is_set(
     written: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No node keeps a record that lasts for so long, and for ten minutes each new one was to last longer still."""
-    node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", dht=None)
+    node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", anchors=list, dht=None)
     members, record, now = Members(node, "demo", lambda: member_record("QmA")), member_record("QmA"), clock.unix()
 
     def at(seconds: float) -> float:
@@ -57,7 +57,8 @@ def test_a_peer_whose_clock_was_ahead_is_seen_again_when_it_is_set(
 
 def test_who_has_left_says_nothing_more(written: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its announcing went on while it left, and others looked for it until the record ended."""
-    node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", dht=None, call=lambda work, _: asyncio.run(work))
+    node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", anchors=list, dht=None)
+    node.call = lambda work, _: asyncio.run(work)
     members = Members(node, "demo", lambda: member_record("QmA"))
     members.announce()
     members.leave()

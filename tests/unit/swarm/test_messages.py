@@ -102,7 +102,7 @@ def test_an_onlooker_reads_only_runs_with_a_plain_name(name: object) -> None:
             held.store(str(number), msgpack.packb(value, unicode_errors="surrogatepass"), 1e12)
         return ValueWithExpiration(held, 1e12)
 
-    node = SimpleNamespace(dht=alone(get), peer_id="QmMe")
+    node = SimpleNamespace(dht=alone(get), peer_id="QmMe", anchors=list)
     assert asyncio.run(reader.Onlooker(node).look()) == {}  # type: ignore[arg-type]
     assert id_of("demo/members/0/0") in asked
     assert id_of(f"{name}/members/0/0") not in asked
@@ -117,7 +117,7 @@ def test_an_onlooker_says_whether_another_node_has_answered(answers: bool) -> No
 
     dht._call_find_with_blacklist, dht.protocol.client_mode = call, False
     dht.protocol.routing_table.get_nearest_neighbors = lambda *_, **__: [(other, "QmOther")]
-    onlooker = reader.Onlooker(SimpleNamespace(dht=dht, peer_id="QmMe"))  # type: ignore[arg-type]
+    onlooker = reader.Onlooker(SimpleNamespace(dht=dht, peer_id="QmMe", anchors=list))  # type: ignore[arg-type]
     assert onlooker.alone and asyncio.run(onlooker.look()) == {}
     assert onlooker.alone is not answers
 
@@ -201,7 +201,7 @@ def test_a_peer_of_another_version_is_told_of_once(
         return ValueWithExpiration(packed, 2e9)
 
     monkeypatch.setattr(reader, "FOREIGN_PEERS", 3)
-    node = SimpleNamespace(dht=alone(stored), peer_id="QmMe", subkey="QmMe")
+    node = SimpleNamespace(dht=alone(stored), peer_id="QmMe", subkey="QmMe", anchors=list)
     found = Reader(node, "run")  # type: ignore[arg-type]
     for _ in range(2):
         asyncio.run(found.look(1))
@@ -222,7 +222,8 @@ def test_a_record_counts_in_its_authors_bucket_alone() -> None:
     def stored(key: DHTID) -> ValueWithExpiration[object]:
         return ValueWithExpiration({other: (MSGPackSerializer.dumps(records.encode(record(peer_id=other))), 2e9)}, 2e9)
 
-    found = Reader(SimpleNamespace(dht=alone(stored), peer_id="QmMe", subkey="QmMe"), "run")  # type: ignore[arg-type]
+    node = SimpleNamespace(dht=alone(stored), peer_id="QmMe", subkey="QmMe", anchors=list)
+    found = Reader(node, "run")  # type: ignore[arg-type]
     own = bucket_of(other, 3)
     counted = asyncio.run(found._take_in([Bucket(3, place) for place in range(8)], 1))
     assert counted == {Bucket(3, place): int(place == own.place) for place in range(8)} and set(found.known) == {other}
