@@ -69,6 +69,9 @@ class Proven:
         """It has failed this peer."""
         self._ids.pop(peer_id, None)
 
+    def newest_first(self) -> list[str]:
+        return [*reversed(self._ids)]
+
     def __contains__(self, peer_id: str) -> bool:
         return peer_id in self._ids
 

@@ -2,6 +2,9 @@
 
 ``peer.network.reach: auto`` asks the initial peers to dial back (dialback.py). A node that they cannot dial is behind a
 NAT or a firewall, and reservations.py keeps it reachable through relays.
+
+The initial peers are believed: the user has named them. Where none of them answers, members are asked, of whom one may
+lie: what two of them say counts, and what another one contradicts does not.
 """
 
 from __future__ import annotations
@@ -9,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_loopback, is_of_private_network, is_private, owner_of, place_of, tcp_of, tcp_place
@@ -20,7 +24,8 @@ from peer.p2p.stream import BadMessage, Open, StreamLost
 
 log = get_logger("reach")
 
-ASKED = 3  # initial peers
+ASKED = 3  # initial peers, or members
+AGREE = 2  # of the members
 UPNP_SECONDS = 6.0  # for the router to answer
 UPNP_PAUSE = 1.0
 DECIDE_SECONDS = 45.0
@@ -37,13 +42,15 @@ class Reachability:
     """``relayed``: nobody can dial this node. ``local``: those of its own network can, as far as is known.
 
     ``unknown``: nobody could tell; until somebody does, others are taken to reach it.
-    ``announce``: multiaddrs instead of the detected ones, when there are any.
+    ``announce``: multiaddrs instead of the detected ones, when there are any. ``by_members``: only members say that
+    this node is not reached by addresses of its own, so it asks again.
     """
 
     relayed: bool = False
     local: bool = False
     unknown: bool = False
     announce: tuple[str, ...] = ()
+    by_members: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,19 +70,21 @@ class View:
 async def decide(
     open_stream: Open, visible: Visible, asked: Sequence[str], upnp: bool = False, otherwise: Sequence[str] = ()
 ) -> Reachability:
-    """By the answers of the nodes ``asked`` (addresses with ids), or of those ``otherwise`` when none of them answers.
+    """By the answers of the nodes ``asked`` (addresses with ids), or of the members ``otherwise`` when none of them
+    answers.
 
     Without an answer others are taken to reach us.
     """
-    views, places = list[View](), frozenset[str]()
-    for group in (asked, otherwise):
+    for group, conclude in ((asked, _concluded), (otherwise, _agreed)):
+        views, places = list[View](), frozenset[str]()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DECIDE_SECONDS):
                 views, places = await look(open_stream, visible, group, upnp)
         views = [it for it in views if it.heard.answer.observed]
         if views:
-            break
-    return _stand(views, places)
+            return conclude(views, places)
+    log.info("nobody can tell whether others can dial this peer: it is taken to be so until somebody can")
+    return Reachability(unknown=True)
 
 
 async def look(
@@ -111,22 +120,41 @@ async def _views(open_stream: Open, chosen: Sequence[str], places: Sequence[str]
         return found
 
 
-def _stand(found: Sequence[View], places: frozenset[str]) -> Reachability:
-    if not found:
-        log.info("nobody can tell whether others can dial this peer: it is taken to be so until somebody can")
-        return Reachability(unknown=True)
-    reached = [place for it in found for place in it.reached]
+def _concluded(found: Sequence[View], places: frozenset[str]) -> Reachability:
+    """By the views of initial peers."""
     if not all(it.reached for it in found):
         seen = sorted({it.heard.answer.observed for it in found})
         log.info("others cannot dial this peer (NAT or firewall), it uses relays: %s", fields(seen_as=",".join(seen)))
         return Reachability(relayed=True)
+    return _dialled(found, [place for it in found for place in it.reached], places, log.info)
+
+
+def _agreed(found: Sequence[View], places: frozenset[str]) -> Reachability:
+    """By the views of members."""
+    votes = Counter(place for it in found for place in it.reached)
+    reached = [place for place, count in votes.items() if count >= AGREE]
+    if reached:
+        believed = [it for it in found if not {*reached}.isdisjoint(it.reached)]
+        reach = _dialled(believed, reached, places, log.debug)  # it is asked again: own_addresses.py says a change
+        return replace(reach, by_members=bool(reach.announce))
+    if votes or len(found) < AGREE:
+        log.debug("members do not agree whether they can dial this peer")
+        return Reachability(unknown=True)
+    log.debug("members cannot dial this peer (NAT or firewall)")
+    return Reachability(relayed=True, by_members=True)
+
+
+def _dialled(
+    found: Sequence[View], reached: Sequence[str], places: frozenset[str], say: Callable[..., None]
+) -> Reachability:
+    """``reached``: the addresses at which those of ``found`` could dial us."""
     local = all(is_private(it.heard.answer.observed) for it in found)
     if local:
-        log.info("others dial this peer by a private address, those of other networks use a relay")
+        say("others dial this peer by a private address, those of other networks use a relay")
     unknown = [place for place in dict.fromkeys(reached) if place not in places]
     if not unknown:
         return Reachability(local=local)
-    log.info("others dial this peer by an address that is not this machine's: %s", fields(address=unknown[0]))
+    say("others dial this peer by an address that is not this machine's: %s", fields(address=unknown[0]))
     left = [it for it in sorted(places) if it in reached or is_of_private_network(it)]  # public: one that we had before
     return Reachability(local=local, announce=(*unknown, *(it for it in left if not is_loopback(it))))
 

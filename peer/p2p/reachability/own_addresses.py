@@ -1,8 +1,9 @@
 """Where others reach this node: what its record says, for as long as it runs.
 
 A provider gives another address, a machine moves to another network: a node that could be dialled looks again from time
-to time. It asks one member as whom that sees it, and decide.py has the whole answer when that has changed. A node that
-nobody can dial needs no look: its reservations follow it.
+to time. It asks one other node as whom that sees it, and decide.py has the whole answer when that has changed. A node
+that nobody can dial needs no look: its reservations follow it. But what only members say is asked again and again, and
+only members with which a swap has succeeded are asked: anybody can write records.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 from peer.errors import one_line
 from peer.logs import get_logger
-from peer.p2p.addresses import is_loopback, is_of_private_network, place_of, tcp_of
+from peer.p2p.addresses import is_loopback, is_of_private_network, owner_of, place_of, tcp_of
+from peer.p2p.budgets import Proven
 from peer.p2p.reachability.decide import ASKED, Reachability, Visible, decide, seen_as
 from peer.p2p.reachability.reservations import RELAYS, Reservations
 from peer.p2p.stream import Open
@@ -22,14 +24,15 @@ from peer.p2p.stream import Open
 log = get_logger("reach")
 
 ADDRESS_LOOK_SECONDS = 120.0  # between two looks
-LOOK_AGAIN_SECONDS = 60.0  # the same while nobody could tell
+LOOK_AGAIN_SECONDS = 60.0  # the same while nobody could tell, or only members say so
 RESERVATION_TIMEOUT = 10.0  # seconds to wait for a reservation at a relay, before going on without
 
 
 class OwnAddresses:
     """Belongs to the network thread. ``open_stream``: :meth:`peer.p2p.node.Node.open`; ``visible``: the daemon's own.
 
-    ``initial_peers``: addresses with ids. ``background``: runs a coroutine on the network thread.
+    ``initial_peers``: addresses with ids. ``background``: runs a coroutine on the network thread. ``proven``: who is
+    asked beside the initial peers.
     """
 
     def __init__(
@@ -38,9 +41,10 @@ class OwnAddresses:
         visible: Visible,
         initial_peers: Sequence[str],
         background: Callable[[Coroutine[Any, Any, None]], None],
+        proven: Proven,
     ) -> None:
         self._open, self._visible, self._background = open_stream, visible, background
-        self._initial_peers = initial_peers
+        self._initial_peers, self._proven = initial_peers, proven
         self.members: Callable[[], Sequence[str]] = tuple  # addresses of members that can be dialled, no initial peers
         self.peer_id = ""
         self.reach = Reachability()
@@ -80,14 +84,16 @@ class OwnAddresses:
             self._reservations.start(self._background, RELAYS if reach.relayed else 1)
             if reach.relayed and not await self._reservations.first(RESERVATION_TIMEOUT):
                 log.warning("no relay has granted a reservation yet: others cannot call this peer, it can call them")
+        else:
+            self._reservations.stop()
 
-    async def watch(self, decides: bool, hidden: Callable[[], None]) -> None:
-        """Follow a change, until nobody can dial this node. ``hidden``: called then.
+    async def watch(self, decides: bool, hidden: Callable[[bool], None]) -> None:
+        """Follow a change, until nobody can dial this node and an initial peer has said so.
 
-        ``decides``: ask others, and do not only follow the daemon.
+        ``decides``: ask others, and do not only follow the daemon. ``hidden``: told when that changes.
         """
-        while not self.reach.relayed:
-            pause = LOOK_AGAIN_SECONDS if self.reach.unknown else ADDRESS_LOOK_SECONDS
+        while self.reach.by_members or not self.reach.relayed:
+            pause = LOOK_AGAIN_SECONDS if self._doubtful else ADDRESS_LOOK_SECONDS
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
             try:
                 if decides:
@@ -97,20 +103,19 @@ class OwnAddresses:
             except (OSError, TimeoutError) as error:
                 log.debug("this node's addresses are not known: %s", one_line(error))
 
-    async def _look(self, hidden: Callable[[], None]) -> None:
-        if not (self.reach.unknown or await self._moved()):
+    async def _look(self, hidden: Callable[[bool], None]) -> None:
+        if not (self._doubtful or await self._moved()):
             return
-        members = self.members()
-        asked, otherwise = (random.sample(it, min(ASKED, len(it))) for it in (self._initial_peers, members))
+        asked, otherwise = (random.sample(it, min(ASKED, len(it))) for it in (self._initial_peers, self._witnesses()))
         found = await decide(self._open, self._visible, asked, otherwise=otherwise)
         if found.unknown:
             if not self.reach.announce:
                 await self.hear(self.peer_id)
             return
-        before = self.all
+        before, relayed = self.all, self.reach.relayed
         await self.use(found)
-        if found.relayed:
-            hidden()
+        if found.relayed != relayed:
+            hidden(found.relayed)
         if self.all != before:
             log.info("others reach this peer at: %s", self.all[0])
 
@@ -120,9 +125,17 @@ class OwnAddresses:
             return True
         asked = list(self._initial_peers)
         if not self.reach.local:  # of members, those that see what the internet sees
-            asked += [it for it in self.members() if not is_of_private_network(it)]
+            asked += [it for it in self._witnesses() if not is_of_private_network(it)]
         observed = await seen_as(self._open, random.choice(asked))
         return bool(observed) and observed not in {found[0] for found in map(tcp_of, self.listening) if found}
+
+    def _witnesses(self) -> list[str]:
+        """Addresses of members whose word may count."""
+        return [it for it in self.members() if owner_of(it) in self._proven]
+
+    @property
+    def _doubtful(self) -> bool:
+        return self.reach.unknown or self.reach.by_members
 
     @property
     def _uses_relays(self) -> bool:

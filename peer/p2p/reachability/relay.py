@@ -7,12 +7,14 @@ libp2p encrypts a circuit from end to end: the relay sees bytes. The p2p daemon'
 circuit after 128 KiB, and its flags for more count only once libp2p has found out by itself that it is public. Only
 admitted peers get a reservation. The number of circuits and their bytes a second are bounded, their duration is not:
 libp2p keeps a connection for as long as both its ends run. Where there is no room for one more, the circuit that has
-been unused for longest makes it. reservations.py is the side of the peer behind NAT.
+been unused for longest makes it; where all are used, one of the caller that has most of them does
+(:meth:`Relay._gives_way`). reservations.py is the side of the peer behind NAT.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.budgets import CIRCUIT_BYTES, CIRCUITS, RESERVATIONS, Proven, Spending
 from peer.p2p.deadline import running
+from peer.p2p.dial import parsed_id
 from peer.p2p.reachability import circuit_messages
 from peer.p2p.stream import BadMessage, Message, Refusal, Stream, StreamLost
 
@@ -39,6 +42,7 @@ RESERVATION_SILENCE = 40.0  # seconds without a ping after which a reservation e
 CIRCUIT_IDLE = 120.0  # seconds without a byte; libp2p sends some every 30 s
 CIRCUIT_STUCK = 60.0  # seconds in which nothing could be written
 CIRCUIT_UNUSED = 30.0  # seconds after which one may have to make room for another
+OF_ONE_PAIR = 4  # circuits at once: libp2p has one connection for all streams of two peers. Both may dial, some end
 CIRCUIT_CHUNK = 64 * 1024  # bytes
 SIGN_OF_LIFE = 128  # bytes at most that libp2p sends at a time when nobody uses a connection: 30, twice or four times
 
@@ -68,7 +72,9 @@ Raw = Callable[[str, str], Awaitable[Stream]]  # opens a stream without our own 
 
 @dataclass(eq=False)
 class Circuit:
-    """Two peers that the relay joins. ``used``: when one of them has sent more than libp2p's signs of life."""
+    """Two peers that the relay joins. ``ends``: the caller and the called; ``used``: when one of them has sent more
+    than libp2p's signs of life.
+    """
 
     ends: tuple[str, str]
     used: float
@@ -79,7 +85,7 @@ class Relay:
     """Belongs to the network thread. ``open_raw``: :meth:`peer.p2p.node.Node._open_raw`."""
 
     def __init__(self, open_raw: Raw, proven: Proven) -> None:
-        self._open_raw, self._forwarded = open_raw, Spending(CIRCUIT_BYTES, proven)
+        self._open_raw, self._proven, self._forwarded = open_raw, proven, Spending(CIRCUIT_BYTES, proven)
         self._slots: dict[str, Stream] = {}  # by the holder's id
         self._circuits: list[Circuit] = []
 
@@ -133,18 +139,40 @@ class Relay:
             return circuit_messages.NO_RESERVATION
         return circuit_messages.OK if self._make_room(caller, target) else circuit_messages.LIMIT_EXCEEDED
 
-    def _make_room(self, *ends: str) -> bool:
+    def _make_room(self, caller: str, target: str) -> bool:
         """For one more circuit between these two: can it be had?"""
-        crowds = [(CIRCUITS.each, [it for it in self._circuits if end in it.ends]) for end in ends]
-        for limit, crowd in (*crowds, (CIRCUITS.all, self._circuits)):
-            running = [it for it in crowd if not it.over.is_set()]
+        crowds = [(CIRCUITS.each, [it for it in self._circuits if end in it.ends]) for end in (caller, target)]
+        pair = [it for it in self._circuits if {*it.ends} == {caller, target}]
+        ending: list[Circuit] = []
+        for limit, crowd in ((OF_ONE_PAIR, pair), *crowds, (CIRCUITS.all, self._circuits)):
+            running = [it for it in crowd if it not in ending and not it.over.is_set()]
             if len(running) < limit:
                 continue
-            idlest = min(running, key=lambda it: it.used)
-            if clock.monotonic() - idlest.used < CIRCUIT_UNUSED:
+            found = self._gives_way(running, limit, caller)
+            if found is None:
                 return False
-            idlest.over.set()
+            ending.append(found)
+        for it in ending:
+            it.over.set()
         return True
+
+    def _gives_way(self, running: list[Circuit], limit: int, caller: str) -> Circuit | None:
+        """Which one ends for another one of this caller, where the limit is reached; ``None``: none.
+
+        The idlest that is unused. Where all are used, the idlest of who has most: of the callers that are not proven
+        for one that is, and else only of one with at least two more. Once callers that are not proven have half of the
+        places, they get none of the others.
+        """
+        new = [it for it in running if it.ends[0] not in self._proven]
+        theirs = new if caller not in self._proven and len(new) >= limit // 2 else running
+        idlest = min(theirs, key=lambda it: it.used, default=None)
+        if idlest is None or clock.monotonic() - idlest.used >= CIRCUIT_UNUSED:
+            return idlest
+        calls = Counter(it.ends[0] for it in running)
+        most = max(calls, key=lambda it: (it not in self._proven, calls[it]))
+        if (most not in self._proven, calls[most]) <= (caller not in self._proven, calls[caller] + 1):
+            return None
+        return min((it for it in running if it.ends[0] == most), key=lambda it: it.used)
 
     async def _connect(self, caller: Stream, target: str, circuit: Circuit) -> int:
         """Call the target and forward bytes both ways until one side ends."""
@@ -153,7 +181,7 @@ class Relay:
         except (StreamLost, TimeoutError):
             return circuit_messages.CONNECTION_FAILED
         with closing(called):
-            caller_id = PeerID.from_base58(caller.remote).to_bytes()
+            caller_id = parsed_id(caller.remote).to_bytes()
             await called.write(circuit_messages.stop_connect(caller_id), RESERVE_TIMEOUT)
             async with asyncio.timeout(RESERVE_TIMEOUT):
                 if await circuit_messages.read_stop_status(called.reader) != circuit_messages.OK:

@@ -52,6 +52,7 @@ class Reservations:
         """``relays``: addresses with ids; the first of each id is used."""
         self._open, self._relays, self._others = open_stream, relays, others
         self._wanted = 0
+        self._tasks: set[asyncio.Task[Any]] = set()  # of :meth:`_keep`
         self._asked: set[str] = set()  # ids of relays that hold a reservation, or are asked for one
         self._failed: dict[str, tuple[float, float]] = {}  # by id: when to ask again, and the pause before
         self._held: dict[str, str] = {}  # addresses of relays, and what others are told; oldest reservation first
@@ -75,6 +76,13 @@ class Reservations:
             background(self._keep())
         self._wanted = max(count, self._wanted)
 
+    def stop(self) -> None:
+        """Give all of them back."""
+        self._wanted = 0
+        self._first.clear()
+        for task in self._tasks:
+            task.cancel()
+
     async def first(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for a reservation; is there one?"""
         try:
@@ -84,6 +92,10 @@ class Reservations:
         return True
 
     async def _keep(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         look = PAUSE
         while True:
             relay = self._choose()
@@ -93,11 +105,13 @@ class Reservations:
                 continue
             look, owner = PAUSE, owner_of(relay)
             self._asked.add(owner)
-            reason = await self._hold(relay)
-            self._asked.discard(owner)
-            if relay in self._held:
-                del self._held[relay], self._called[owner]
-                self._failed.pop(owner, None)
+            try:
+                reason = await self._hold(relay)
+            finally:
+                self._asked.discard(owner)
+                if relay in self._held:
+                    del self._held[relay], self._called[owner]
+                    self._failed.pop(owner, None)
             if owner not in self._failed:
                 say = log.info if reason == UNUSED else log.warning
                 say("no reservation at a relay, looking for another: %s", fields(relay=relay, reason=reason))

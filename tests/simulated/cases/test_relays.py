@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 
 from peer.p2p import node
+from peer.p2p.addresses import is_circuit
 from peer.p2p.budgets import Limit
 from peer.p2p.reachability import own_addresses, relay
 from peer.p2p.reachability.decide import Reachability
+from peer.p2p.reachability.dialback import DialBack
 from peer.p2p.reachability.own_addresses import ADDRESS_LOOK_SECONDS, LOOK_AGAIN_SECONDS
 from peer.p2p.reachability.reservations import UNUSED_SECONDS
+from peer.p2p.stream import Stream
 from peer.telemetry.run_log import Row
 from tests.simulated.cases.test_pairing import machine
 from tests.simulated.harm.bad_relays import RELAY_LIES
@@ -157,3 +160,31 @@ def test_who_moves_behind_a_nat_is_met_through_a_relay() -> None:
         world.loop.call_later(20.0, move)
         world.run()
         assert len(hidden_merges(world, 20.0 + later)) > 5
+
+
+@pytest.mark.parametrize("result", ["timeout", "reached"])
+def test_one_member_that_lies_about_dialling_moves_nobody(result: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bootstrap node was gone or full, and one by one the members left the DHT and used relays for good; or they
+    announced an address that was not theirs.
+    """
+    answer, dial, until = DialBack.answer, DialBack._result, 30.0 + 5 * ADDRESS_LOOK_SECONDS
+
+    def lies(served: DialBack) -> bool:
+        return served._dial.__self__.host is world.peers[0].host  # type: ignore[attr-defined]
+
+    async def answer_falsely(served: DialBack, stream: Stream) -> None:
+        stream.origin = "/ip4/45.6.6.6/tcp/1" if lies(served) else stream.origin
+        await answer(served, stream)
+
+    async def dial_falsely(served: DialBack, host: str, port: int, asker: str) -> object:
+        return result if lies(served) else await dial(served, host, port, asker)
+
+    monkeypatch.setattr(DialBack, "answer", answer_falsely)
+    monkeypatch.setattr(DialBack, "_result", dial_falsely)
+    gone = Fault(30.0, "bootstrap", (), 1000.0, 0)
+    with in_a_folder(swarm(4, 1, seconds=until + 20.0, faults=(gone,))) as world:
+        seen = addresses_at(world, until)
+        assert not world.report.violations
+        others = [peer.host for peer in world.peers[1:]]
+        assert [world.nodes[it.peer_id].protocol.client_mode for it in others] == [False, False, False, True]
+        assert {it.address for it in others} == {it for it in seen if not is_circuit(it)}

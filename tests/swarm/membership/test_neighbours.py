@@ -38,7 +38,7 @@ def test_who_joins_learns_where_all_others_are_even_those_that_have_just_come(st
         assert neighbours(nodes[-1].dht) == {it.peer_id for it in nodes[:-1]}
 
 
-def test_a_node_that_becomes_a_client_is_added_to_no_table_any_more(stack: ExitStack) -> None:
+def test_a_node_that_becomes_a_client_is_added_to_no_table_until_it_is_none_any_more(stack: ExitStack) -> None:
     server = start(stack)
     node = start(stack, *server.addresses)
     assert neighbours(server.dht) == {node.peer_id}
@@ -46,6 +46,9 @@ def test_a_node_that_becomes_a_client_is_added_to_no_table_any_more(stack: ExitS
     server.call(forget(server, node.peer_id), 10)
     assert node.call(get_in_touch(node.p2p, node.dht, server.peer_id, server.addresses), 10) is Touch.ANSWERS
     assert neighbours(server.dht) == set() and neighbours(node.dht) == {server.peer_id}
+    become_client(node.dht, False)
+    assert node.call(get_in_touch(node.p2p, node.dht, server.peer_id, server.addresses), 10) is Touch.ANSWERS
+    assert neighbours(server.dht) == {node.peer_id}
 
 
 async def forget(node: Node, peer_id: str) -> None:

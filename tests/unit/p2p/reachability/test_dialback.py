@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat import asn1
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from hivemind.proto import crypto_pb2
 from pydantic import ValidationError
 
 from peer import clock
@@ -17,7 +24,7 @@ from peer.p2p.addresses import CIRCUIT, for_record, is_circuit, is_private, owne
 from peer.p2p.budgets import DIALBACKS
 from peer.p2p.daemon import Daemon
 from peer.p2p.reachability import decide as module
-from peer.p2p.reachability import dialback
+from peer.p2p.reachability import dialback, tls_probe
 from peer.p2p.reachability.decide import Reachability, decide
 from peer.p2p.reachability.dialback import (
     AT_ONCE,
@@ -164,6 +171,30 @@ def test_who_is_no_node_proves_nothing(said: bytes | None) -> None:
         run(meet())
 
 
+def test_an_identity_is_an_rsa_key() -> None:
+    """Those of our nodes are. libp2p has Ed25519 keys too, with another form of id."""
+    session, ours = ec.generate_private_key(ec.SECP256R1()), rsa.generate_private_key(65537, 2048)
+    form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    signed = tls_probe._SIGNED_PREFIX + session.public_key().public_bytes(*form)
+
+    def certificate(kind: int, public: bytes, signature: bytes) -> tuple[bytes, bytes]:
+        key = crypto_pb2.PublicKey(key_type=kind, data=public).SerializeToString()
+        value = asn1.encode_der(tls_probe.SignedKey(public_key=key, signature=signature))
+        name, now = x509.Name([]), datetime.now(UTC)
+        builder = x509.CertificateBuilder(name, name, session.public_key(), 1, now, now + timedelta(1))
+        extended = builder.add_extension(x509.UnrecognizedExtension(tls_probe._EXTENSION, value), critical=False)
+        return key, extended.sign(session, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+    signature = ours.sign(signed, padding.PKCS1v15(), hashes.SHA256())
+    key, made = certificate(crypto_pb2.RSA, ours.public_key().public_bytes(*form), signature)
+    assert tls_probe._peer_id(made) == identity.id_of(key)
+    short = ed25519.Ed25519PrivateKey.generate()
+    for public in short.public_key().public_bytes_raw(), short.public_key().public_bytes(*form):
+        _, made = certificate(crypto_pb2.Ed25519, public, short.sign(signed))
+        with pytest.raises(NotLibp2p):
+            tls_probe._peer_id(made)
+
+
 def test_addresses() -> None:
     circuit = f"{RELAY}{CIRCUIT}"
     assert (owner_of(RELAY), place_of(RELAY)) == (OTHER, "/ip4/45.1.2.3/tcp/31337")
@@ -180,17 +211,22 @@ def test_addresses() -> None:
 
 
 class Others:
-    """Initial peers, each of which sees us at an address and can dial some of our places."""
+    """Initial peers, each of which sees us at an address and can dial some of our places. ``opened``: streams to each,
+    one for a question.
+    """
 
     def __init__(self, *views: tuple[str, dict[tuple[str, int], str | Exception]]) -> None:
         self._served = [(origin, DialBack(list, Dialled(reachable))) for origin, reachable in views]
         self._answers: list[asyncio.Future[None]] = []
+        self.opened = Counter[int]()
         self.addresses = [
             f"/ip4/45.0.0.{number}/tcp/1/p2p/{RELAY[-46:-1]}{number}" for number in range(1, len(views) + 1)
         ]
 
     async def open(self, peer_id: str, protocol: str, addresses: object) -> Stream:
-        origin, served = self._served[int(peer_id[-1]) - 1]
+        number = int(peer_id[-1])
+        self.opened[number] += 1
+        origin, served = self._served[number - 1]
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await served.answer(Stream(reader, writer, remote=ME, initiator=False, origin=origin))
@@ -241,6 +277,40 @@ def test_an_address_that_only_others_know_is_announced() -> None:
     """A cloud machine, or a port that was forwarded by hand."""
     stand = decided(Others((SEEN, {("45.0.0.9", 4001): ME})), HOME)
     assert stand == Reachability(announce=("/ip4/45.0.0.9/tcp/4001", HOME))
+
+
+def with_upnp(others: Others, *looks: tuple[str, ...]) -> tuple[Reachability, float]:
+    """What is decided, and in how many seconds. ``looks``: our own addresses at each look, the last ones for ever."""
+    seen = iter(looks)
+
+    async def visible() -> tuple[str, ...]:
+        return tuple(f"{place}/p2p/{ME}" for place in next(seen, looks[-1]))
+
+    async def timed() -> tuple[Reachability, float]:
+        began = clock.monotonic()
+        return await decide(others.open, visible, others.addresses, upnp=True), clock.monotonic() - began
+
+    return in_virtual_time(timed())
+
+
+ONE_VIEW = 2  # questions: as whom it sees us, and where it can dial us
+
+
+def test_an_address_that_the_router_adds_late_is_waited_for() -> None:
+    mapped = "/ip4/45.0.0.9/tcp/5001"
+    others = Others(*[(SEEN, {("45.0.0.9", 5001): ME})] * 2)
+    stand, seconds = with_upnp(others, (HOME,), (HOME,), (HOME, mapped))
+    assert stand == Reachability()
+    assert seconds == took(2 * module.UPNP_PAUSE)
+    assert others.opened == {1: 2 * ONE_VIEW, 2: 2 * ONE_VIEW}
+
+
+def test_who_waits_for_a_router_that_adds_nothing_asks_each_peer_once() -> None:
+    others = Others((SEEN, {}), (SEEN, {}))
+    stand, seconds = with_upnp(others, (HOME,))
+    assert stand == Reachability(relayed=True)
+    assert seconds == took(module.UPNP_SECONDS)
+    assert others.opened == {1: ONE_VIEW, 2: ONE_VIEW}
 
 
 def test_a_public_address_that_this_node_had_before_is_announced_no_more() -> None:
@@ -299,20 +369,22 @@ def test_who_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_where_no_initial_peer_answers_members_are_asked() -> None:
     """A peer asked those of its start for ever, which were gone."""
-    initial, members = Others((SEEN, {})), Others((SEEN, {}))
+    assert by_members(Others(), HOME) == Reachability(unknown=True)
+    assert by_members(Others((SEEN, {}), (SEEN, {})), HOME) == Reachability(relayed=True, by_members=True)
 
-    async def gone(*_: Any) -> Stream:
-        raise StreamLost("reset")
+
+def by_members(members: Others, *own: str) -> Reachability:
+    """What is decided when no initial peer answers."""
 
     async def visible() -> tuple[str, ...]:
-        return (f"{HOME}/p2p/{ME}",)
+        return tuple(f"{place}/p2p/{ME}" for place in own)
 
     async def either(peer_id: str, protocol: str, addresses: Any) -> Stream:
-        return await (gone() if addresses == ["/dead"] else members.open(peer_id, protocol, addresses))
+        if addresses == ["/dead"]:
+            raise StreamLost("reset")
+        return await members.open(peer_id, protocol, addresses)
 
-    assert in_virtual_time(decide(gone, visible, initial.addresses)) == Reachability(unknown=True)
-    found = in_virtual_time(decide(either, visible, ["/dead"], otherwise=members.addresses))
-    assert found == Reachability(relayed=True)
+    return in_virtual_time(decide(either, visible, ["/dead"], otherwise=members.addresses))
 
 
 def test_when_one_has_answered_the_others_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from peer.p2p.budgets import Proven
 from peer.p2p.reachability import own_addresses
 from peer.p2p.reachability.decide import Reachability
-from peer.p2p.reachability.own_addresses import OwnAddresses
+from peer.p2p.reachability.own_addresses import LOOK_AGAIN_SECONDS, OwnAddresses
+from tests.unit.virtual import run as in_virtual_time
 
 ME, HOME, PUBLIC = "QmMe", "/ip4/192.168.1.2/tcp/4001", "/ip4/45.0.0.9/tcp/4001"
 GUEST, NEIGHBOUR = "/ip4/45.0.0.3/tcp/1/p2p/QmGuest", "/ip4/192.168.1.3/tcp/1/p2p/QmNeighbour"
 INITIAL = "/ip4/45.0.0.1/tcp/1/p2p/QmFirst"
+UNPROVEN = "/ip4/45.0.0.4/tcp/1/p2p/QmUnproven"
 
 
 class Place:
@@ -23,12 +27,16 @@ class Place:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *visible: str, seen: str = "45.0.0.9") -> None:
         self.visible, self.seen, self.found = visible, seen, Reachability()
         self.asked: list[str] = []
+        self.otherwise: list[str] = []  # who is asked when no initial peer answers
         self.decided = 0
         monkeypatch.setattr(own_addresses, "seen_as", self._seen_as)
         monkeypatch.setattr(own_addresses, "decide", self._decide)
         monkeypatch.setattr(own_addresses, "RESERVATION_TIMEOUT", 0.01)
-        self.own = OwnAddresses(self._open, self._visible, [INITIAL], self._background)
-        self.own.members = lambda: [GUEST, NEIGHBOUR]
+        self.proven = Proven()
+        self.proven.add("QmGuest")
+        self.proven.add("QmNeighbour")
+        self.own = OwnAddresses(self._open, self._visible, [INITIAL], self._background, self.proven)
+        self.own.members = lambda: [GUEST, NEIGHBOUR, UNPROVEN]
         self.tasks: list[asyncio.Task[None]] = []
 
     async def look(self, reach: Reachability) -> bool:
@@ -37,9 +45,10 @@ class Place:
         await self.own.hear(ME)
         await self.own.use(reach)
         await self.moves()
-        await self.own._look(lambda: hidden.append(True))
+        await self.own._look(hidden.append)
         for task in self.tasks:
             task.cancel()
+        assert hidden in ([], [True])
         return bool(hidden)
 
     async def moves(self) -> None:
@@ -47,6 +56,7 @@ class Place:
 
     async def _open(self, *_: Any) -> Any:
         await asyncio.sleep(60)
+        raise TimeoutError
 
     async def _visible(self) -> list[str]:
         return [f"{it}/p2p/{ME}" for it in self.visible]
@@ -55,8 +65,9 @@ class Place:
         self.asked.append(address)
         return self.seen
 
-    async def _decide(self, *_: Any, **__: Any) -> Reachability:
+    async def _decide(self, *_: Any, otherwise: list[str]) -> Reachability:
         self.decided += 1
+        self.otherwise = otherwise
         return self.found
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -99,8 +110,8 @@ def test_a_daemon_that_does_not_answer_is_asked_again_at_the_next_look(monkeypat
         with pytest.raises(TimeoutError):
             await place.look(Reachability())
         assert not place.own.reach.relayed and not place.tasks
-        await place.own._look(lambda: hidden.append(True))
-        assert place.own.reach.relayed and place.tasks and hidden
+        await place.own._look(hidden.append)
+        assert place.own.reach.relayed and place.tasks and hidden == [True]
         for task in place.tasks:
             task.cancel()
 
@@ -147,6 +158,46 @@ def test_a_local_node_finds_a_relay_among_members_of_other_networks(monkeypatch:
     """It kept to its initial peers, and nobody from outside came in any more when they were gone."""
     place = Place(monkeypatch, HOME)
     asyncio.run(place.look(Reachability(local=True)))
-    assert place.own._relays() == [GUEST]
+    assert place.own._relays() == [GUEST, UNPROVEN]
     place.own.reach = Reachability(relayed=True)
-    assert place.own._relays() == [GUEST, NEIGHBOUR]
+    assert place.own._relays() == [GUEST, NEIGHBOUR, UNPROVEN]
+
+
+def test_only_members_with_which_a_swap_has_succeeded_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can write records: with fifty of them an attacker was nearly always the one who was asked."""
+    asked = set[str]()
+    for _ in range(40):
+        place = Place(monkeypatch, PUBLIC, seen="45.0.0.44")
+        asyncio.run(place.look(Reachability()))
+        asked |= {*place.asked}
+        assert {*place.otherwise} == {GUEST, NEIGHBOUR}
+    assert asked == {INITIAL, GUEST}
+    place.proven.discard("QmGuest")
+    place.proven.discard("QmNeighbour")
+    asyncio.run(place.look(Reachability()))
+    assert place.otherwise == []
+
+
+@pytest.mark.parametrize("lie", [Reachability(relayed=True), Reachability(announce=("/ip4/45.0.0.66/tcp/4001",))])
+def test_what_only_members_say_is_asked_again(lie: Reachability, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who had begun to use relays never looked again, was a client of the DHT for good, and kept its reservations."""
+
+    async def scene() -> None:
+        place, hidden = Place(monkeypatch, PUBLIC), list[bool]()
+        place.found = replace(lie, by_members=True)
+        await place.own.hear(ME)
+        await place.own.use(Reachability(unknown=True))
+        watching = asyncio.ensure_future(place.own.watch(True, hidden.append))
+        for found in place.found, Reachability(unknown=True), place.found:  # it goes on, and nobody can tell meanwhile
+            place.found = found
+            await asyncio.sleep(1.5 * LOOK_AGAIN_SECONDS)
+            assert place.own.reach == replace(lie, by_members=True)
+        assert place.decided > 3 and hidden == [True] * lie.relayed
+        assert len(place.tasks) == own_addresses.RELAYS * lie.relayed
+        place.found = Reachability()
+        await asyncio.sleep(1.5 * LOOK_AGAIN_SECONDS)
+        assert hidden == [True, False] * lie.relayed and place.own.all == (f"{PUBLIC}/p2p/{ME}",)
+        assert all(task.cancelled() for task in place.tasks), "it needs no reservations any more"
+        watching.cancel()
+
+    in_virtual_time(scene())

@@ -62,7 +62,7 @@ def test_fields_that_a_relay_does_not_use_are_skipped() -> None:
     assert parsed(bytes([len(limit + CONNECT)]) + limit + CONNECT) == parsed(bytes([len(CONNECT)]) + CONNECT)
     unknown = bytes.fromhex("0863")  # a kind that is not known stays as it came, and is refused by the relay
     assert parsed(bytes([len(unknown)]) + unknown) == (99, b"")
-    assert parsed(b"\x00") == (circuit_messages.RESERVE, b"")
+    assert parsed(b"\x00") == (0, b"")
 
 
 @settings(max_examples=300)
@@ -82,10 +82,12 @@ class Network:
     """Opens streams to a relay, and from it to the holder, whose answer is ``status``."""
 
     def __init__(self, status: int = circuit_messages.OK) -> None:
-        self.relay = Relay(self.call, Proven())
+        self.proven = Proven()
+        self.relay = Relay(self.call, self.proven)
         self.status, self.bandwidth = status, UNLIMITED
         self.called: list[Stream] = []
         self.tasks: list[asyncio.Task[None]] = []
+        self.callers: list[str] = []
 
     async def call(self, peer_id: str, protocol: str) -> Stream:
         assert (peer_id, protocol) == (HOLDER, circuit_messages.STOP)
@@ -100,7 +102,7 @@ class Network:
         head = await far.reader.readexactly(1)
         assert (
             await far.reader.readexactly(head[0])
-            == circuit_messages.stop_connect(PeerID.from_base58(CALLER).to_bytes())[1:]
+            == circuit_messages.stop_connect(PeerID.from_base58(self.callers[-1]).to_bytes())[1:]
         )
         answer = bytes.fromhex("080120") + (b"\x64" if self.status == circuit_messages.OK else b"\x00")
         await far.write(bytes([len(answer)]) + answer, 1)
@@ -114,6 +116,7 @@ class Network:
 
     async def hop(self, caller: str = CALLER) -> tuple[Stream, int]:
         """Call the holder; the caller's stream and the relay's answer."""
+        self.callers.append(caller)
         near, far = await pair("relay", caller)
         far.bandwidth = self.bandwidth
         self.tasks.append(asyncio.ensure_future(self.relay.hop(far)))
@@ -322,6 +325,21 @@ def test_a_slot_ends_with_its_stream_and_is_taken_again() -> None:
             if slots.places:
                 break
         assert slots.places and (await network.hop())[1] == circuit_messages.OK
+
+    in_virtual_time(talk())
+
+
+def test_reservations_are_given_back_and_made_again() -> None:
+    """By a peer that others can dial again, and then cannot."""
+
+    async def talk() -> None:
+        network = Network()
+        slots = await held(network)
+        slots.stop()
+        await asyncio.sleep(0.1)
+        assert not slots.places and not network.relay._slots and not await slots.first(30)
+        slots.start(lambda work: network.tasks.append(asyncio.ensure_future(work)), reservations.RELAYS)
+        assert await slots.first(5) and len(slots.places) == 1 and len(network.relay._slots) == 1
 
     in_virtual_time(talk())
 
