@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
 WRITE_CHUNK = 128 * 1024  # bytes for one deadline: on a slow line a whole part takes longer
+BAD_MESSAGE_CAP = 200  # characters that are said of a bad message: some of them are its sender's own
 _LENGTH_BYTES = 4
 
 
@@ -142,7 +143,7 @@ class Stream:
                 with contextlib.suppress(ValidationError):
                     raise Refused(Refusal.model_validate_json(body)) from None
             first = error.errors(include_url=False, include_input=False)[0]
-            raise BadMessage(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise BadMessage(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:BAD_MESSAGE_CAP]) from None
 
     async def write(self, data: bytes, timeout: float) -> None:
         """Send raw bytes; returns when the transport wants more. ``timeout`` bounds each wait for it, in seconds.

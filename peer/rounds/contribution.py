@@ -111,6 +111,7 @@ class Averaged:
     culprits: tuple[str, ...] = ()  # ids of who made a group's round fail, or whose contribution cannot be used
     certain: bool = True  # it was them; else it may have been another member
     partner_id: str = ""  # of a pair
+    chosen: bool = False  # this peer has proposed the meeting to it
     unresolved: int = 0  # blocks of the partner that int8 or int4 could not resolve; they were left as they were
     strange: bool = False  # the contributions of the pair had nothing in common, by the parts so far
     ahead: int = 0  # rounds that the partner is ahead, by its header

@@ -12,11 +12,15 @@ part takes the other's weights, so that few members cannot make many give up the
 with fewer rounds. Each member decides from its own swaps to which part it belongs. Members may disagree for a while. A
 member that has taken the weights of the other part counts with that part, so the larger one grows until it is the whole
 swarm.
+
+In a small swarm each member counts once. Of a larger one a peer knows only its last partners, and hostile members could
+be most of them: they propose before others do, and new ids are asked first. Therefore only those count there that this
+peer has chosen itself, and that were not new to it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +30,7 @@ from peer.swarm.directory.records import MemberRecord
 STALE_ROUNDS = 2  # so few rounds behind, a peer keeps its own weights: a state costs as much as two swaps
 REMEMBERED_PARTNERS = 15  # as many as the guard
 MIN_DIVERGENT_SWAPS = 2  # without a merge between them, before a peer acts on them
+EARLIER_PARTNERS = 1000  # ids
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class DivergentSwaps:
     times: int
     ahead: int  # rounds, as both said in their last swap
     taken: int  # of its record: a partner that has taken the weights of others since is a new one
+    drawn: bool = False  # this peer chose the partner in one of them, and it was not new
 
 
 class DivergenceTracker:
@@ -94,14 +100,22 @@ class DivergenceTracker:
 
     def __init__(self) -> None:
         self._partners: OrderedDict[str, DivergentSwaps] = OrderedDict()  # newest last
+        self._known: deque[str] = deque(maxlen=EARLIER_PARTNERS)
 
-    def note(self, peer_id: str, *, divergent: bool, ahead: int = 0, taken: int = 0) -> None:
-        """A swap with this partner has ended. It is ``ahead`` rounds further; ``taken`` is from its record."""
+    def note(self, peer_id: str, *, divergent: bool, chosen: bool = False, ahead: int = 0, taken: int = 0) -> None:
+        """A swap with this partner has ended. ``chosen``: this peer had proposed it. The partner is ``ahead`` rounds
+        further; ``taken`` is from its record.
+        """
         before = self._partners.pop(peer_id, None)
-        times = before.times if before is not None and before.taken == taken else 0
-        self._partners[peer_id] = DivergentSwaps(times + 1 if divergent else 0, ahead, taken)
-        while len(self._partners) > REMEMBERED_PARTNERS:
-            self._partners.popitem(last=False)
+        same = before if before is not None and before.taken == taken and bool(before.times) is divergent else None
+        times, drawn = (same.times, same.drawn) if same is not None else (0, False)
+        drawn = drawn or (chosen and peer_id in self._known)
+        self._partners[peer_id] = DivergentSwaps(times + 1 if divergent else 0, ahead, taken, drawn)
+        ids = [it for it, last in self._partners.items() if last.drawn is drawn]
+        for old in ids[:-REMEMBERED_PARTNERS]:
+            del self._partners[old]
+        if peer_id not in self._known:
+            self._known.append(peer_id)
 
     @property
     def suspected(self) -> bool:
@@ -122,12 +136,14 @@ class DivergenceTracker:
 
     def larger_part(self, peer_id: str, round: int, others: Sequence[MemberRecord]) -> list[str]:
         """Ids of the divergent peers among the live ``others`` if this peer (``peer_id``, at ``round``) must take their
-        weights; otherwise none. A peer that is not among the last partners counts with this peer's part.
+        weights; otherwise none. A peer that is not among the last partners counts with this peer's part. Of two equal
+        parts the one that says to be further decides, in a small swarm.
         """
+        small = len(others) <= REMEMBERED_PARTNERS
         swaps = {record.peer_id: self._swaps_with(record, round) for record in others}
-        divergent = [other for other, last in swaps.items() if last.times]
+        divergent = [other for other, last in swaps.items() if last.times and (small or last.drawn)]
         ours = 1 + min(len(others), REMEMBERED_PARTNERS) - len(divergent)
-        if sum(last.times for last in swaps.values()) < MIN_DIVERGENT_SWAPS or len(divergent) < ours:
+        if sum(swaps[it].times for it in divergent) < MIN_DIVERGENT_SWAPS or len(divergent) < ours + (not small):
             return []
         theirs = max((swaps[other].ahead, other) for other in divergent)
         near = [(last.ahead, other) for other, last in swaps.items() if not last.times]

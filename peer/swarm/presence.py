@@ -35,6 +35,7 @@ from peer.swarm.state_transfer.join import take_from, take_state
 
 log = get_logger("presence")
 
+STILL_SECONDS, STILL_PHASES = 60.0, 2.0  # more than an evaluation, a save and late swaps take
 RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; twice as many after each failure
 RETRY_DOUBLINGS = 6
 KEPT_PHASES = 4  # inner phases for which a partner stays a candidate without a record
@@ -42,7 +43,7 @@ START_PERIOD = 0.2  # seconds between two looks at the members that are known, w
 
 
 class Vitals(NamedTuple):
-    """The part of this peer's record that is for people; other peers do not act on it."""
+    """How far this peer is, for its record. Others act on step and speed; ``report`` is for people."""
 
     step: int
     tokens_per_second: float
@@ -68,7 +69,7 @@ class Presence:
         inner_time: float | None = None,
     ) -> None:
         """``tokens``: of an inner step, 0 when unknown. ``inner_time``: ``run.inner_time``."""
-        self._node, self._counters, self._inner_steps = node, counters, inner_steps
+        self._node, self._counters = node, counters
         self._vitals, self._metrics_address = vitals, metrics_address
         self.origin, self._divergence = Origin(), DivergenceTracker()
         self._taken = self._failed_takes = self._joins_from = 0
@@ -79,17 +80,11 @@ class Presence:
             BoundaryClock(loop.progress),
             loop,
             counters,
+            inner_steps,
             tokens=tokens,
             least_rate=inner_steps / inner_time if inner_time else 0.0,
         )
-        self.join = partial(
-            take_state,
-            node,
-            self._members,
-            inner_steps=inner_steps,
-            tokens=tokens,
-            stopped=lambda: self._context.stopping,
-        )
+        self.join = partial(take_state, self._context)
         self.matching = Matching()
         if grouping is Grouping.PAIR:
             self.matching = PairMatching(self._context, settings, self.origin)
@@ -97,6 +92,7 @@ class Presence:
             self.matching = GroupMatching(self._context, settings.patience, equal=equal_replicas)
         self._group = Group(0)
         self._announced = self._waits = self._ready = False
+        self._looked: tuple[float, int, float] | None = None  # when, at which phase, and its usual seconds
 
     def replacement(self) -> Replacement | None:
         """The weights that this peer must take before it meets others (healing.py).
@@ -104,6 +100,8 @@ class Presence:
         Divergent peers that have taken the weights of this peer's part are met again.
         """
         own, others = self._counters.round, self.others()
+        if self._was_away():
+            self.origin.note(alone=True, round=own, root=self.origin.root)
         joins_late = self.matching.joins_late and own >= self._joins_from
         if joins_late and self.origin.late_to(own, others):
             return Replacement("the swarm is older than this peer", own + STALE_ROUNDS, adopt=not self.origin.since)
@@ -113,6 +111,17 @@ class Presence:
         ids = self._divergence.larger_part(self._node.peer_id, own, others)
         why = "this peer has nothing in common with the swarm"
         return Replacement(why, -1, adopt=True, ids=ids) if ids else None
+
+    def _was_away(self) -> bool:
+        """Did this process stand still since the last call (a machine that slept, a container that was paused)? Others
+        have trained on, as while a peer pauses.
+        """
+        progress, now = self._context.boundary.progress, clock.unix()  # no other clock counts a machine's sleep
+        last, self._looked = self._looked, (now, progress.phases, progress.phase_seconds or 0.0)
+        if last is None:
+            return False
+        looked, phases, phase = last
+        return now - looked > STILL_SECONDS + STILL_PHASES * phase * max(progress.phases - phases, 1)
 
     def settle(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer has ``taken`` the weights of others, or could not get them."""
@@ -165,6 +174,8 @@ class Presence:
     def _wait(self, count: int, until: float) -> int | None:
         began, latest = clock.unix(), 0
         while not self._context.stopping:
+            if self.failure:
+                raise RunError(self.failure)
             fresh = self.others(since=began)  # an older record may be that of a killed peer
             waiting = [record for record in self.others() if record.state == "waiting"]
             begun = any(record.state == "training" for record in fresh)
@@ -202,18 +213,16 @@ class Presence:
         if merged:
             self._proved(self._group)
         if partner and (merged or averaged.strange):
-            taken = self._members.taken_by(partner)
-            self._divergence.note(partner, divergent=not merged, ahead=averaged.ahead, taken=taken)
+            chosen, ahead, taken = averaged.chosen, averaged.ahead, self._members.taken_by(partner)
+            self._divergence.note(partner, divergent=not merged, chosen=chosen, ahead=ahead, taken=taken)
 
     def _proved(self, group: Group) -> None:
         """Its members have done what they had to."""
-        seats = group.assembly.seats if group.assembly is not None else ()
         phase = self._context.boundary.progress.phase_seconds or 0.0
-        ids = [link.peer_id for link in group.links] + [seat.peer_id for seat in seats]
-        for peer_id in {*ids} - {self._node.peer_id}:
-            self._node.proven.add(peer_id)
-            self._context.backoff.forgive(peer_id)  # its group's leader has let it in
-            self._members.keep(peer_id, KEPT_PHASES * phase)
+        for link in group.links:
+            self._node.proven.add(link.peer_id)
+            self._context.backoff.forgive(link.peer_id)  # its group's leader has let it in
+            self._members.keep(link.peer_id, KEPT_PHASES * phase)
 
     def avoid(self, peer_id: str, outcome: Outcome, *, certain: bool = True) -> None:
         """A round failed because of this member: leave it out for a while. A time-out is no offence of one with which
@@ -228,8 +237,8 @@ class Presence:
         """The verified state of a member of the group in ``room``, or ``None``."""
         limit = catch_up_limit(self._context.boundary.progress.phase_seconds)
         ours = [it for it in self._members.live() if it.config == self._node.member.config]
-        most = furthest([*ours, self._record()], self._inner_steps, self._context.tokens())
-        state = take_from(self._node, donor, room, limit, most, lambda: self._context.away)
+        most = furthest([*ours, self._record()], self._context.inner_steps, self._context.tokens())
+        state = take_from(self._context, donor, room, limit, most)
         if state is None:
             self.matching.gave_no_state(donor.peer_id)
         return state

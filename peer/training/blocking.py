@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Unheard(NamedTuple):
 class Blocking(Boundary):
     """Waits until the exchange has ended."""
 
-    exchange: Exchange[Any]
+    exchange: Exchange
     _unheard: Unheard | None = field(default=None, init=False)
 
     def cross(self, inner: InnerReport) -> bool:

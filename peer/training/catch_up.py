@@ -10,6 +10,7 @@ from peer.rounds.state import State
 from peer.swarm.healing import STALE_ROUNDS, Replacement
 from peer.swarm.presence import Presence
 from peer.telemetry.metrics import PhaseClock
+from peer.training.blocking import WORSE
 from peer.training.outer_state import OuterState
 from peer.training.validation import Validation
 
@@ -89,9 +90,12 @@ def _ask(needed: Replacement, state: OuterState, presence: Presence, validation:
 
 
 def _good(taken: State, needed: Replacement, validation: Validation) -> bool:
-    """A member in a later round must have a lower loss on these batches; the majority must be better than a guess."""
-    loss = validation.loss_of(taken.vectors[0])
-    limit = LEARNED_RATIO * validation.chance if needed.ids else validation.own_loss()
+    """A member in a later round must have a lower loss on these batches than this peer. The loss of a majority may be
+    a little higher, but not as high as that of a guess: its ids may all be of one attacker.
+    """
+    loss, limit = validation.loss_of(taken.vectors[0]), validation.own_loss()
+    if needed.ids:
+        limit = min(LEARNED_RATIO * validation.chance, WORSE * limit)
     if loss >= limit:
         log.warning("%s, but the loss of these weights is too high: %s", needed.why, fields(val_loss=loss, limit=limit))
     return loss < limit

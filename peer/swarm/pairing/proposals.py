@@ -39,10 +39,13 @@ MEET_TIMEOUT = 5.0  # seconds for one message
 ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between two looks or proposals, whatever the phase
 QUIET_SECONDS = 1.0  # between two looks while there is nothing to propose: a request to stop or pause has no event
-ANSWER_SECONDS = 1.0  # after so long without an answer, a proposal of who was asked is accepted
+ANSWER_SECONDS = 1.0  # later a proposal of who was asked is accepted, and who declines counts as silent
 ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
-WARY_ROUNDS = 4  # after a member that was never met has not answered
+WARY_ROUNDS = 4  # after members that were never met have cost time; twice as many after each further time
+WARY_DOUBLINGS = 4
 ASK_AGAIN_PHASES = 0.12  # inner phases until a member that has declined is asked again
+MANY_DECLINE = 6  # members never met, in one round; a few do because they have a meeting
+KEPT_TRIED = 1000  # members
 SWAPS_ENDED = "has made its last swap"  # why it declines: it is not asked again
 
 
@@ -53,17 +56,20 @@ class Proposals:
         self._context, self._settings, self._origin, self._agreement = context, settings, origin, agreement
         self._node, self._members, self._boundary = context.node, context.members, context.boundary
         self._met: dict[str, int] = {}  # the round in which a partner was met last
+        self._tried: dict[str, int] = {}  # the round, before this one, in which a member was asked last
         self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
         # met since the last inner step, or without a further swap
         self._met_at_end: set[str] = set()
         self._silent: dict[str, float] = {}  # time at which a peer has not answered
         self._wary_until = 0  # the round before which members that were never met are asked last
+        self._in_vain = 0  # how often they have cost time since one was met
         self._asking = ""  # the peer that has our open proposal
         self._answered = asyncio.Event()
         self._answered.set()
 
     def met(self, peer_id: str) -> None:
         """It was met at this boundary: from now on others come first."""
+        self._in_vain = self._in_vain if peer_id in self._met else 0
         self._met[peer_id] = self._agreement.round
         if self._boundary.run_ended:
             self._met_at_end.add(peer_id)
@@ -88,7 +94,8 @@ class Proposals:
                 return
             await self._rest(opens)
             if round != agreement.round:
-                self._asked, round, opens = {}, agreement.round, random.uniform(*OPENS)
+                self._end_round(round)
+                round, opens = agreement.round, random.uniform(*OPENS)
             if agreement.meeting is not None or self._boundary.here or self._context.away:
                 continue
             eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds
@@ -97,6 +104,16 @@ class Proposals:
             candidate = min(askable(self._candidates(), eta / phase, opens), key=self._last_asked, default=None)
             if candidate is not None and self._last_asked(candidate) < clock.monotonic() - ASK_AGAIN_PHASES * phase:
                 await self._propose(candidate)
+
+    def _end_round(self, round: int) -> None:
+        if round not in self._met.values() and len(self._asked.keys() - self._met.keys()) >= MANY_DECLINE:
+            self._be_wary()
+        for peer_id in self._asked:
+            self._tried.pop(peer_id, None)
+            self._tried[peer_id] = round
+        while len(self._tried) > KEPT_TRIED:
+            del self._tried[next(iter(self._tried))]
+        self._asked = {}
 
     async def _rest(self, opens: float) -> None:
         """A pause. It is longer while this peer has a meeting, or is far from the time from which it asks others."""
@@ -145,8 +162,9 @@ class Proposals:
     def _candidates(self) -> list[MemberRecord]:
         """Live members in the order in which they are asked; last, as each costs seconds, those silent of late.
 
-        Members that were never met come first, but not for some rounds after one of them was silent: others may fill
-        the directory with members that do not exist.
+        A member counts as met in the round in which it was asked in vain: who declines costs time as well. Members that
+        were never met come first, but not for some rounds after one of them was silent, or many have declined in a
+        round without a partner: others may fill the directory with members that do not exist or meet nobody.
         """
         since = clock.monotonic() - LIFETIME
         members = self._context.candidates()
@@ -156,8 +174,8 @@ class Proposals:
         wary = self._agreement.round < self._wary_until
 
         def order(it: MemberRecord) -> tuple[bool, bool, int]:
-            met = self._met.get(it.peer_id, NEVER)
-            return it.peer_id in self._silent, wary and met == NEVER, met
+            met, tried = self._met.get(it.peer_id, NEVER), self._tried.get(it.peer_id, NEVER)
+            return it.peer_id in self._silent, wary and met == NEVER, max(met, tried)
 
         return in_order([it for key, it in live.items() if key not in ahead], order)
 
@@ -192,26 +210,38 @@ class Proposals:
         try:
             async with asyncio.timeout(max(ASK_TIMEOUT, ANSWER_PHASES * (proposal.phase or math.inf))):
                 await self._ask(record, proposal)
-        except Refused as error:
-            self._node.member.warn_of(record.name, error)
+        except (Refused, BadMessage) as error:
+            if isinstance(error, Refused):
+                self._node.member.warn_of(record.name, error)
+            else:
+                log.warning("invalid answer: %s", fields(peer=record.name, reason=str(error)))
             self._context.backoff.note(record.peer_id, BACKOFF_PHASES * (proposal.phase or 1.0), offence=True)
+            await self._agreement.drop(record.peer_id)  # it may have proposed one meanwhile
         except (TimeoutError, StreamLost) as error:
             log.debug("no answer: %s", fields(peer=record.name, reason=str(error)))
-            if record.peer_id not in self._met:
-                self._wary_until = self._agreement.round + WARY_ROUNDS
+            self._note_silence(record.peer_id, silent=isinstance(error, TimeoutError))
             if isinstance(error, TimeoutError):
-                self._silent[record.peer_id] = clock.monotonic()
                 if self._node.hears(record.peer_id):  # the answer waits behind a swap: asked last, and not given up
                     return
                 self._node.hang_up(record.peer_id)
             self._members.forget(record.peer_id)
-        except BadMessage as error:
-            log.warning("invalid answer: %s", fields(peer=record.name, reason=str(error)))
         finally:
             self._asking = ""
             self._answered.set()
 
+    def _be_wary(self) -> None:
+        round = self._agreement.round
+        self._in_vain += round >= self._wary_until
+        self._wary_until = round + WARY_ROUNDS * 2 ** min(max(self._in_vain - 1, 0), WARY_DOUBLINGS)
+
+    def _note_silence(self, peer_id: str, *, silent: bool = True) -> None:
+        if peer_id not in self._met:
+            self._be_wary()
+        if silent:
+            self._silent[peer_id] = clock.monotonic()
+
     async def _ask(self, record: MemberRecord, proposal: Propose) -> None:
+        began = clock.monotonic()
         stream = await self._node.open_to_member(record.peer_id, MEET_PROTOCOL, record.addresses)
         try:
             await stream.send(proposal, MEET_TIMEOUT)
@@ -219,6 +249,8 @@ class Proposals:
         finally:
             if self._agreement.meeting is None or self._agreement.meeting.stream is not stream:
                 stream.close()
+                if clock.monotonic() - began > ANSWER_SECONDS:
+                    self._note_silence(record.peer_id)
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
         avoided = self._context.backoff.avoided(stream.remote)  # since it was asked, a swap with it may have ended

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -17,10 +19,11 @@ from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.p2p.dht.search import id_of
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group
+from peer.swarm.context import Decline
 from peer.swarm.directory import buckets, records
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.pairing.agreement import Agreement
-from peer.swarm.pairing.proposals import Proposals
+from peer.swarm.pairing.proposals import MEET_TIMEOUT, Proposals
 from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.presence import Presence
 from tests.simulated.p2p.dht import Value
@@ -214,6 +217,36 @@ def test_a_member_that_says_to_be_a_million_rounds_further_moves_nobody() -> Non
             rows = world.rounds(world.peers[number])
             assert len(rows) > 20 and max(row["round"] for row in rows) < 200
         assert shares(world, lambda number: number != 3)["merged"] > 0.5
+
+
+@pytest.mark.parametrize(("phase", "count", "after"), [(20.0, 5, 4.9), (3.0, 1, 2.9), (3.0, 40, 0.0)])
+def test_members_that_decline_every_proposal_keep_no_others_from_meeting(
+    phase: float, count: int, after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were never met, so they were asked first in each round: 0.12 and 0.57 of the rounds were merged, or a peer
+    waited 1.6 s for its partner. ``after``: seconds in which they answer.
+    """
+    honest, answer, propose = 6, Proposals.answer, Proposals._propose
+    members, decliners = [machine(phase / 10)] * honest, [machine(phase / 10)] * count
+
+    async def answers(self: Proposals, stream: Any) -> None:
+        if int(self._node.member.name.removeprefix("peer")) < honest:
+            await answer(self, stream)
+        else:
+            await asyncio.sleep(after)
+            await stream.send_last(Decline(reason="has a meeting"), MEET_TIMEOUT)
+
+    async def proposes(self: Proposals, whom: MemberRecord) -> None:
+        if int(self._node.member.name.removeprefix("peer")) < honest:
+            await propose(self, whom)
+
+    monkeypatch.setattr(Proposals, "answer", answers)
+    monkeypatch.setattr(Proposals, "_propose", proposes)
+    with in_a_folder(replace(swarm(*members, *decliners, seconds=25 * phase), kind="blocking")) as world:
+        world.run()
+        found = shares(world, lambda number: number < honest)
+        waits = [row["seconds"]["match"] for peer in world.peers[:honest] for row in world.rounds(peer)[4:-1]]
+    assert found["merged"] > 0.9 and fmean(waits) < 0.6, (found, fmean(waits))
 
 
 @pytest.mark.parametrize("lie", [False, True])

@@ -60,6 +60,7 @@ def test_both_get_the_same_bits_of_the_mean_and_nothing_else_changes(make: MakeP
     assert left.distance == pytest.approx(float((one - two).norm() / one.norm()), rel=1e-4)
     assert left.bytes_sent >= 4 * numel and right.bytes_received >= 4 * numel
     assert left.partners == ("b",)
+    assert (left.chosen, right.chosen) == (True, False)  # by the stream, which the proposer opens
 
 
 def test_many_rounds_in_a_row(make: MakePair) -> None:

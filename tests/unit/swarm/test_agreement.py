@@ -11,12 +11,12 @@ import pytest
 
 from peer import clock
 from peer.p2p.event_loop import LoopThread
-from peer.p2p.stream import StreamLost
+from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.progress import Progress
 from peer.swarm.context import BoundaryClock, SwarmContext
 from peer.swarm.pairing.agreement import Accept, Agreement, Meeting, PartnerReady
-from peer.swarm.pairing.proposals import Proposals
+from peer.swarm.pairing.proposals import MANY_DECLINE, Proposals
 from peer.swarm.pairing.rendezvous import PairMatching
 from tests.unit.parts import member_record
 from tests.unit.virtual import run, stream_pair, virtual_time
@@ -178,3 +178,62 @@ def test_who_does_not_answer_is_asked_last_and_given_up_if_nothing_else_comes_fr
     proposals = asyncio.run(propose())
     assert bool(proposals._silent) is silent
     assert (members.forget.called, node.hang_up.called) == (forgotten, hung_up)
+
+
+def test_who_answers_a_proposal_with_nonsense_is_avoided() -> None:
+    """It was asked again in the same round, and its text was logged each time."""
+    node, dropped = Mock(), list[str]()
+    node.member.name = "me"
+    boundary = SimpleNamespace(eta=lambda: 1.0, progress=SimpleNamespace(phase_seconds=2.0), run_ended=False)
+    context: Any = SimpleNamespace(node=node, members=Mock(), boundary=boundary, backoff=PeerBackoff())
+
+    async def drop(peer_id: str) -> None:
+        dropped.append(peer_id)
+
+    agreement: Any = SimpleNamespace(meeting=None, round=3, drop=drop)
+
+    async def ask(*_: Any) -> None:
+        raise BadMessage("kind: Field required")
+
+    async def propose() -> None:
+        proposals = Proposals(context, Mock(), SimpleNamespace(root=""), agreement)  # type: ignore[arg-type]
+        proposals._ask = ask  # type: ignore[method-assign]
+        await proposals._propose(member_record("other"))
+
+    asyncio.run(propose())
+    assert context.backoff.avoided("other") and not context.backoff.welcome("other")
+    assert dropped == ["other"]  # a meeting that it proposed meanwhile
+
+
+def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_have_declined() -> None:
+    """For longer each time, until one of them is met."""
+    records = [member_record("met"), member_record("new")]
+    context: Any = SimpleNamespace(
+        node=Mock(),
+        members=Mock(),
+        boundary=SimpleNamespace(run_ended=False),
+        backoff=PeerBackoff(),
+        candidates=lambda: records,
+        others=list,
+    )
+    agreement, origin = SimpleNamespace(meeting=None, round=1), SimpleNamespace(late_to=lambda *_: False)
+    proposals = Proposals(context, Mock(), origin, agreement)  # type: ignore[arg-type]
+
+    def wary_after(*asked: str) -> int:
+        """Rounds in which a member that was met comes first, after one in which ``asked`` have declined."""
+        proposals._asked = dict.fromkeys(asked, 0.0)
+        agreement.round += 1
+        proposals._end_round(agreement.round - 1)
+        began = agreement.round
+        while proposals._candidates()[0].peer_id == "met":
+            agreement.round += 1
+        return agreement.round - began
+
+    proposals.met("met")
+    many = [f"x{number}" for number in range(MANY_DECLINE)]
+    assert wary_after(*many) == 0  # that round had a partner
+    assert wary_after("met", *many[1:]) == 0  # a few have meetings, as in a swarm of three
+    assert [wary_after(*many) for _ in range(6)] == [4, 8, 16, 32, 64, 64]
+    proposals.met("x")
+    assert wary_after(*many) == 0
+    assert wary_after(*many) == 4

@@ -5,13 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Outcome
+from peer.swarm.context import Matching
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.healing import MIN_DIVERGENT_SWAPS, REMEMBERED_PARTNERS, DivergenceTracker
+from peer.swarm.presence import Presence
 from tests.unit.parts import member_record
 
 PATIENCE = 60  # meetings of each
@@ -35,9 +42,9 @@ class Member:
     def record(self) -> MemberRecord:
         return member_record(self.peer_id, self.claims, taken=self.taken)
 
-    def meet(self, other: Member) -> None:
-        ahead = other.claims - self.claims
-        self.divergence.note(other.peer_id, divergent=self.line != other.line, ahead=ahead, taken=other.taken)
+    def meet(self, other: Member, *, chosen: bool = False) -> None:
+        ahead, divergent = other.claims - self.claims, self.line != other.line
+        self.divergence.note(other.peer_id, divergent=divergent, chosen=chosen, ahead=ahead, taken=other.taken)
 
     def cross(self, members: Sequence[Member], records: Sequence[MemberRecord], chance: random.Random) -> None:
         """A boundary, a while after ``records`` were made."""
@@ -68,7 +75,7 @@ def train(members: Sequence[Member], seed: int, meetings: int = PATIENCE) -> Non
     for _ in range(meetings):
         shuffled = chance.sample(members, len(members))
         for one, two in zip(shuffled[::2], shuffled[1::2], strict=False):
-            one.meet(two)
+            one.meet(two, chosen=True)
             two.meet(one)
         records = [member.record() for member in members]
         for member in shuffled:
@@ -124,6 +131,49 @@ def test_who_has_nothing_in_common_with_anybody_moves_nobody_of_more_than_two(ho
     assert all(member.taken == 0 for member in members)
 
 
+@pytest.mark.parametrize("hostile", [8, 12])
+@pytest.mark.parametrize("honest", [9, 12, 40])
+def test_a_few_hostile_ids_that_propose_before_all_others_move_nobody(honest: int, hostile: int) -> None:
+    """They were most of the last partners of each member, and said to be further."""
+    members, chance = parts(honest, hostile=hostile), random.Random(0)
+    victims, others = members[: min(honest, hostile)], members[hostile:honest]
+    for _ in range(PATIENCE):
+        records = [member.record() for member in members]
+        for victim, liar in zip(victims, chance.sample(members[honest:], len(victims)), strict=True):
+            victim.meet(liar)
+        shuffled = chance.sample(others, len(others))
+        for one, two in zip(shuffled[::2], shuffled[1::2], strict=False):
+            one.meet(two, chosen=True)
+            two.meet(one)
+        for member in members[:honest]:
+            member.cross(members, records, chance)
+    assert all(member.taken == 0 for member in members)
+
+
+def test_in_a_large_swarm_the_round_that_a_partner_claims_decides_nothing() -> None:
+    near, far = [f"a{number}" for number in range(20)], [f"z{number}" for number in range(9)]
+    divergence, records = DivergenceTracker(), [member_record(it) for it in (*near, *far)]
+    for it in (*near, *far):
+        divergence.note(it, divergent=it in far, ahead=2**53)
+    for it in (*near, *far[:8]):
+        divergence.note(it, divergent=it in far, chosen=True, ahead=2**53)
+    assert not divergence.larger_part("b", 10, records)  # eight, and as many with this peer
+    divergence.note(far[8], divergent=True, chosen=True)
+    assert divergence.larger_part("b", 10, records) == far
+
+
+def test_new_hostile_ids_that_are_asked_first_move_nobody() -> None:
+    """A peer asks those first that it has never met: each of them cost it a round."""
+    others = [member.record() for member in parts(20)[1:]]
+    divergence, hostile = DivergenceTracker(), list[str]()
+    for it in others * 2:
+        divergence.note(it.peer_id, divergent=False, chosen=True)
+    for number in range(100):
+        hostile = [*hostile[-15:], f"z{number}"]
+        divergence.note(hostile[-1], divergent=True, chosen=True, ahead=2**53)
+        assert not divergence.larger_part("0000", 100, [*others, *map(member_record, hostile)])
+
+
 def test_a_merge_and_a_change_of_sides_end_what_was_known() -> None:
     for ended in ("merge", "taken"):
         divergence = DivergenceTracker()
@@ -136,6 +186,21 @@ def test_a_merge_and_a_change_of_sides_end_what_was_known() -> None:
         assert not divergence.larger_part("a", 10, now)
         assert divergence.replaced(now) == (["b"] if ended == "taken" else [])
         assert divergence.replaced(now) == []
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_swap_is_noted_with_who_has_proposed_it(chosen: bool) -> None:
+    noted: list[tuple[str, dict[str, Any]]] = []
+    presence: Any = SimpleNamespace(
+        avoid=lambda *_, **__: None,
+        matching=Matching(),
+        _group=Group(0),
+        _members=SimpleNamespace(taken_by=lambda _: 2),
+        _divergence=SimpleNamespace(note=lambda peer_id, **said: noted.append((peer_id, said))),
+    )
+    far = Averaged(torch.empty(0), Outcome.POISONED, partner_id="b", chosen=chosen, strange=True, ahead=3)
+    Presence.ended(presence, far)
+    assert noted == [("b", {"divergent": True, "chosen": chosen, "ahead": 3, "taken": 2})]
 
 
 def test_what_is_remembered_is_bounded() -> None:

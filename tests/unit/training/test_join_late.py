@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -93,10 +95,11 @@ def noise(like: Tensor) -> Tensor:
 
 
 def test_good_weights_are_taken_whole_and_the_optimizer_begins_anew() -> None:
-    state, donor = trained(), trained(7)
-    presence = Strangers(donor.outer.slow.phi)
+    state = trained()
+    phi = worse(state, validation(state), 1.1)
+    presence = Strangers(phi)
     assert join_late(state, presence, clock(), validation(state))  # type: ignore[arg-type]
-    assert torch.equal(theta(state), donor.outer.slow.phi) and torch.equal(state.outer.slow.phi, donor.outer.slow.phi)
+    assert torch.equal(theta(state), phi) and torch.equal(state.outer.slow.phi, phi)
     assert (state.counters.round, state.inner.step) == (7, 7 * H)  # also of those who are less far
     assert not state.inner.optimizer.state
     assert presence.settled == [True]
@@ -116,14 +119,14 @@ def test_without_good_ones_everything_is_as_it_was_to_the_bit(phi: str) -> None:
 @pytest.mark.parametrize("liars", [1, 2, 3])
 def test_a_liar_among_the_donors_does_not_keep_a_peer_from_the_others(liars: int) -> None:
     state = trained()
-    donor, before = trained(7), everything(state)
-    presence = Strangers(donor.outer.slow.phi)
+    phi = worse(state, validation(state), 1.1)
+    presence, before = Strangers(phi), everything(state)
     presence.liars = [f"liar {number}" for number in range(liars)]
     taken = liars < 3  # else training goes on for a while
     assert join_late(state, presence, clock(), validation(state)) is taken  # type: ignore[arg-type]
     assert presence.asked == [*presence.liars, "b"][:3] and presence.settled == [taken]
     found = everything(state)
-    assert torch.equal(found[1], donor.outer.slow.phi if taken else before[1])
+    assert torch.equal(found[1], phi if taken else before[1])
 
 
 def test_who_says_that_it_is_further_must_not_be_worse() -> None:
@@ -133,6 +136,28 @@ def test_who_says_that_it_is_further_must_not_be_worse() -> None:
         presence = Strangers(trained(rounds).outer.slow.phi, further=20)
         assert join_late(state, presence, clock(), validation(state)) is taken  # type: ignore[arg-type]
         assert state.counters.round == (27 if taken else 9)
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "taken"),
+    [
+        (4.85, 9.7, False),  # a little better than a guess, and all that was trained would be lost
+        (4.85, 5.8, True),
+        (4.85, 5.83, False),
+        (9.5, 9.7, True),
+        (9.5, 9.9, False),
+        (math.nan, 9.7, True),
+    ],
+)
+def test_a_majority_is_not_believed_when_its_weights_are_much_worse(own: float, theirs: float, taken: bool) -> None:
+    """Eight ids of one attacker made a member take weights that were hardly better than a guess (10 nats)."""
+    state = trained(1)
+    before = everything(state)
+    judge: Any = SimpleNamespace(chance=10.0, loss_of=lambda phi: theirs, own_loss=lambda: own)
+    presence = Strangers(noise(state.outer.slow.phi))
+    assert join_late(state, presence, clock(), judge) is taken  # type: ignore[arg-type]
+    assert all(torch.equal(one, two) for one, two in zip(before, everything(state), strict=True)) is not taken
+    assert presence.settled == [taken]
 
 
 def worse(state: PeerState, judge: Validation, ratio: float) -> Tensor:
