@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
-from peer.p2p.admission.invitation import INVITED_KEY, Invitation
 from peer.training.run_folder import is_used
 
 OPEN_FILES = 1024  # the p2p daemon holds up to 512 connections, and the peer two sockets for each stream
@@ -118,6 +117,8 @@ def own_folder(config: Subject) -> Path | None:
 def _with_the_same_invitation(config: Subject) -> Iterator[Path]:
     if config.run.owner is None or config.peer.invitation is None:
         return
+    from peer.p2p.admission.invitation import INVITED_KEY, Invitation  # it loads torch
+
     try:
         key = base64.b64decode(Invitation.model_validate_json(config.peer.invitation.read_bytes()).identity)
         for path in config.run.dir.glob(f"*/{INVITED_KEY}"):

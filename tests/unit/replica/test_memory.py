@@ -165,7 +165,7 @@ def test_offload_moves_moments_and_gradients_to_the_host(kind: str, monkeypatch:
 def test_a_compiled_model_gives_all_gradients_before_they_go_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its backward pass is one operation. The estimate had one gradient at a time, so the first step had no memory."""
     plug_in(monkeypatch, "cuda")
-    small = (*MIDDLE, "run.data.sequence_length=8", "peer.micro_batch=1", "peer.device=cuda")
+    small = (*MIDDLE, "run.data.sequence_length=8", "peer.micro_batch=1", "peer.device=cuda", "peer.precision=fp32")
     known, whole = (
         estimate(asked.run, asked.peer)
         for asked in (config(*small, "peer.offload=optimizer", f"peer.compile={it}") for it in ("false", "true"))
