@@ -110,7 +110,7 @@ class StderrLog(logging.StreamHandler[TextIO]):
         lost, self._lost = self._lost, 0
         if lost:
             said = f"lines left out, as nothing read them: {lost}"
-            super().emit(logging.makeLogRecord({**record.__dict__, "msg": said, "levelname": "WARNING"}))
+            super().emit(logging.LogRecord(record.name, logging.WARNING, "", 0, said, None, None))
         super().emit(record)
 
     def _takes(self) -> bool:

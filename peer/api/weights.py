@@ -106,16 +106,22 @@ def require_trains(optimizers: Iterable[torch.optim.Optimizer], named: Named) ->
 
 
 def require_no_masters(optimizers: Iterable[torch.optim.Optimizer], spans: Sequence[Span]) -> None:
-    """Raises :class:`RunError` for an optimizer with fp32 copies of its own, from which its next step would compute the
-    weights, so that each merge is undone. Behind a step a copy is equal to the weights, which no moment is. Waits for
-    the accelerator.
+    """Raises :class:`RunError` for an optimizer with fp32 masters of 16-bit weights, from which its next step would
+    compute them, so that each merge is undone. Behind a step a rounded master is equal to the weight, as no moment is.
+    Waits for the accelerator.
     """
     ours = {id(span.parameter) for span in spans}
     for optimizer in optimizers:
         pairs = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
         for parameter, state in optimizer.state.items():
-            for key, value in state.items() if id(parameter) in ours else ():
-                if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
+            if id(parameter) not in ours or parameter.element_size() > 2:  # averages of fp32 may be equal at first
+                continue
+            for key, value in state.items():
+                if (
+                    type(value) in (Tensor, nn.Parameter)
+                    and value.dtype is torch.float32
+                    and value.shape == parameter.shape
+                ):
                     weights = parameter.detach().flatten()[:COMPARED]
                     pairs[key].append((value.flatten()[:COMPARED].to(weights), weights))
         for key, found in pairs.items():

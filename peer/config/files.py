@@ -22,7 +22,8 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         yield new
         sync(new)
         new.replace(path)
-        sync(path.parent)
+        with suppress(OSError):  # a folder that only its owner may list, or a file system without it
+            sync(path.parent)
     finally:
         with suppress(OSError):  # it has moved, or an error of the disk is already on its way
             new.unlink()

@@ -35,7 +35,6 @@ from peer.swarm.state_transfer.join import take_from, take_state
 
 log = get_logger("presence")
 
-STILL_SECONDS, STILL_PHASES = 60.0, 2.0  # more than an evaluation, a save and late swaps take
 RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; twice as many after each failure
 RETRY_DOUBLINGS = 6
 KEPT_PHASES = 4  # inner phases for which a partner stays a candidate without a record
@@ -92,7 +91,6 @@ class Presence:
             self.matching = GroupMatching(self._context, settings.patience, equal=equal_replicas)
         self._group = Group(0)
         self._announced = self._waits = self._ready = False
-        self._looked: tuple[float, int, float] | None = None  # when, at which phase, and its usual seconds
 
     def replacement(self) -> Replacement | None:
         """The weights that this peer must take before it meets others (healing.py).
@@ -100,7 +98,7 @@ class Presence:
         Divergent peers that have taken the weights of this peer's part are met again.
         """
         own, others = self._counters.round, self.others()
-        if self._was_away():
+        if self._members.woken():  # others have trained on, as while a peer pauses
             self.origin.note(alone=True, round=own, root=self.origin.root)
         joins_late = self.matching.joins_late and own >= self._joins_from
         if joins_late and self.origin.late_to(own, others):
@@ -111,17 +109,6 @@ class Presence:
         ids = self._divergence.larger_part(self._node.peer_id, own, others)
         why = "this peer has nothing in common with the swarm"
         return Replacement(why, -1, adopt=True, ids=ids) if ids else None
-
-    def _was_away(self) -> bool:
-        """Did this process stand still since the last call (a machine that slept, a container that was paused)? Others
-        have trained on, as while a peer pauses.
-        """
-        progress, now = self._context.boundary.progress, clock.unix()  # no other clock counts a machine's sleep
-        last, self._looked = self._looked, (now, progress.phases, progress.phase_seconds or 0.0)
-        if last is None:
-            return False
-        looked, phases, phase = last
-        return now - looked > STILL_SECONDS + STILL_PHASES * phase * max(progress.phases - phases, 1)
 
     def settle(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer has ``taken`` the weights of others, or could not get them."""

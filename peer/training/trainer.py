@@ -172,6 +172,8 @@ class Trainer:
     def begin_save(self) -> None:
         """Write a checkpoint. While it gets on the disk, which may take half a minute, the training goes on."""
         self.end_save()
+        if self._saving is not None:  # the disk still writes the last one
+            return
         with self.phase("checkpoint"):
             written = self.checkpoints.write(self.inner.step, self.state.scalars(), self.state.tensors())
         worker = clock.worker("checkpoint")
@@ -189,7 +191,8 @@ class Trainer:
             try:
                 saved = clock.result(saving.published, DISK_SECONDS)
             except TimeoutError:
-                log.error("checkpoint of step %d not saved: the disk does not answer", saving.step)
+                log.error("checkpoint of step %d is not saved yet: the disk is slow", saving.step)
+                self._saving = saving
                 return False
         if saved:
             self.member.reporter.saved()

@@ -25,6 +25,7 @@ log = get_logger("members")
 
 WAITING_SECONDS = 1.0  # the period while others are awaited; a newcomer's first one, then twice as long each time
 ROUNDS_UNSAID = 4  # rounds after which a record is written again: others compare their own with it (healing.py)
+STILL_SECONDS = 60.0  # in which this process did nothing
 MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner stays a candidate without a record
 
 
@@ -39,6 +40,7 @@ class Members:
     def __init__(self, node: Node, run: str, describe: Callable[[], MemberRecord]) -> None:
         self._node, self._run, self._describe = node, run, describe
         self._reader = Reader(node, run)
+        self._woken = False
         self._said: MemberRecord | None = None  # as it was written last, without its counters
         self._written = search.Held("", 0.0)
         self._copies: dict[Bucket, set[Any]] = {}  # ids of the nodes that have it
@@ -64,6 +66,11 @@ class Members:
         self._node.call(self._store(gone), 2 * RPC_TIMEOUT)
 
     # -- from any thread
+
+    def woken(self) -> bool:
+        """Has this process stood still since the last call (a machine that slept, a container that was paused)?"""
+        woken, self._woken = self._woken, False
+        return woken
 
     def live(self, *, since: float = 0.0) -> list[MemberRecord]:
         """See :meth:`Reader.live`."""
@@ -118,8 +125,10 @@ class Members:
                     await work()
                 except Exception as error:  # noqa: BLE001 - hivemind raises many types; the next period may succeed
                     log.warning("the directory does not answer, trying again: %s", one_line(error))
-            pause = period * random.uniform(0.8, 1.2) - (clock.monotonic() - began)
-            await asyncio.sleep(max(0.5, pause))
+            pause = max(0.5, period * random.uniform(0.8, 1.2) - (clock.monotonic() - began))
+            slept = clock.unix()  # the other clock does not count a machine's sleep
+            await asyncio.sleep(pause)
+            self._woken = self._woken or clock.unix() - slept > pause + STILL_SECONDS
             period = WAITING_SECONDS if waits else min(2 * period, records.ANNOUNCE_SECONDS)
 
     async def _look(self) -> None:

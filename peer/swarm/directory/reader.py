@@ -180,7 +180,8 @@ class Onlooker:
         """
         fresh = sorted(await self._runs() - self._readers.keys())
         # any peer can write names: a random choice keeps one writer from displacing the others for long
-        for run in random.sample(fresh, min(TRIED_RUNS if self._began else WATCHED_RUNS, len(fresh))):
+        places = max(TRIED_RUNS if self._began else 0, WATCHED_RUNS - len(self._readers))
+        for run in random.sample(fresh, min(places, len(fresh))):
             self._readers[run] = Reader(self._node, run, self._foreign)
         self._began |= bool(fresh)
         failure = await self._read_all([*self._readers.values()])

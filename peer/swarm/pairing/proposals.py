@@ -241,15 +241,15 @@ class Proposals:
             self._silent[peer_id] = clock.monotonic()
 
     async def _ask(self, record: MemberRecord, proposal: Propose) -> None:
-        began = clock.monotonic()
         stream = await self._node.open_to_member(record.peer_id, MEET_PROTOCOL, record.addresses)
+        began = clock.monotonic()
         try:
             await stream.send(proposal, MEET_TIMEOUT)
             self._consider(await stream.receive(PROPOSAL_ANSWER, MEET_TIMEOUT), proposal, stream, record.name)
         finally:
             if self._agreement.meeting is None or self._agreement.meeting.stream is not stream:
                 stream.close()
-                if clock.monotonic() - began > ANSWER_SECONDS:
+                if clock.monotonic() - began > ANSWER_SECONDS and not self._boundary.progress.swapping:  # it delays
                     self._note_silence(record.peer_id)
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:

@@ -272,6 +272,11 @@ def test_an_optimizer_that_would_undo_each_merge_is_refused() -> None:
         sum(it.float().square().sum() for it in model.parameters()).backward()  # type: ignore[union-attr]
         good.step()
         require_no_masters([good], spans)
+    exact = Tied()  # its average is equal to the weights for a million steps
+    average = torch.optim.ASGD(exact.parameters())
+    sum(it.square().sum() for it in exact.parameters()).backward()  # type: ignore[union-attr]
+    average.step()
+    require_no_masters([average], SlowWeights(trained(exact)).spans)
     masters = Masters(model.parameters(), lr=0.1)
     masters.step()
     with pytest.raises(RunError, match=r"the Masters computes the weights from its own copy \(master_param\)"):

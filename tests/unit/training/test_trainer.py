@@ -179,3 +179,22 @@ def test_what_changes_after_the_write_is_not_in_the_checkpoint(tmp_path: Path) -
     assert checkpoints.publish(written)
     saved = checkpoints.newest()
     assert saved is not None and saved.state["position"] == [1] and not saved.tensors["model"]["w"].any()
+
+
+def test_nothing_is_written_while_a_slow_disk_still_writes_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each removed the other's files, and neither was saved."""
+    peer, there = FullDisk(tmp_path / "a"), threading.Event()
+    peer.room()
+    monkeypatch.setattr("peer.training.checkpoint.sync", lambda path: there.wait(60.0))
+    monkeypatch.setattr("peer.training.trainer.DISK_SECONDS", 0.05)
+    assert not peer.trainer.save()
+    peer.trainer.inner.step = 5
+    peer.trainer.begin_save()
+    there.set()
+    monkeypatch.setattr("peer.training.trainer.DISK_SECONDS", 60.0)
+    assert peer.trainer.end_save()
+    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004"]
+    assert peer.trainer.save()
+    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004", "step_00000005"]
