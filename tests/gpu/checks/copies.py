@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from peer.config.methods import NoLoCoConfig
+from peer.device.copies import Copied
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.replica.inner_loop import batch_loss
@@ -31,18 +32,12 @@ class HostSide:
     not θ + (φ − θ).
     """
 
-    def download(self, snapshot: Tensor) -> tuple[Tensor, HostSide]:
-        return snapshot.clone(), self
+    def download(self, snapshot: Tensor) -> Copied:
+        return Copied(snapshot.clone(), None)
 
     def upload(self, numel: int, fill: Callable[[Tensor], object]) -> Tensor:
         fill(out := torch.empty(numel))
         return out
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
 
 
 class Twins:
