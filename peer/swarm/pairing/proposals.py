@@ -39,7 +39,7 @@ MEET_TIMEOUT = 5.0  # seconds for one message
 ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between two looks or proposals, whatever the phase
 QUIET_SECONDS = 1.0  # between two looks while there is nothing to propose: a request to stop or pause has no event
-ANSWER_SECONDS = 1.0  # later a proposal of who was asked is accepted, and who declines counts as silent
+ANSWER_SECONDS = 1.0  # later its own proposal is accepted, and who declines counts as silent, unless our swap delays it
 ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
 WARY_ROUNDS = 4  # after members that were never met have cost time; twice as many after each further time
 WARY_DOUBLINGS = 4
@@ -249,7 +249,7 @@ class Proposals:
         finally:
             if self._agreement.meeting is None or self._agreement.meeting.stream is not stream:
                 stream.close()
-                if clock.monotonic() - began > ANSWER_SECONDS and not self._boundary.progress.swapping:  # it delays
+                if clock.monotonic() - began > ANSWER_SECONDS and not self._boundary.progress.swapping:
                     self._note_silence(record.peer_id)
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
