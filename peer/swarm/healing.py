@@ -16,21 +16,46 @@ swarm.
 In a small swarm each member counts once. Of a larger one a peer knows only its last partners, and hostile members could
 be most of them: they propose before others do, and new ids are asked first. Therefore only those count there that this
 peer has chosen itself, and that were not new to it.
+
+*Position.* A small open swarm can have more hostile ids than honest members, so what most say is no proof. A step that
+is too high ends a run, one that is too low repeats it. A peer that has met others bounds both by its own clock.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from peer import clock
+from peer.rounds.state import State
 from peer.swarm.directory.records import MemberRecord
 
 STALE_ROUNDS = 2  # so few rounds behind, a peer keeps its own weights: a state costs as much as two swaps
 REMEMBERED_PARTNERS = 15  # as many as the guard
 MIN_DIVERGENT_SWAPS = 2  # without a merge between them, before a peer acts on them
 EARLIER_PARTNERS = 1000  # ids
+FASTER = 2  # times its own pace, a peer believes, was that of the others since it began
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The rounds and the steps, first and last, between which a peer takes the position of others."""
+
+    rounds: tuple[float, float] = (0, math.inf)
+    steps: tuple[float, float] = (0, math.inf)
+
+    def nearest(self, state: State) -> State:
+        """``state``, at the nearest position between these; at a boundary if it is another one."""
+        round, step = (
+            int(min(max(it, least), most))
+            for it, (least, most) in ((state.round, self.rounds), (state.step, self.steps))
+        )
+        if (round, step) == (state.round, state.step):
+            return state
+        return replace(state, round=round, step=step, phase_steps_done=0)
 
 
 @dataclass(frozen=True)
@@ -41,6 +66,7 @@ class Replacement:
     above: int  # the weights must be of a later round
     adopt: bool  # this peer does not keep its own change
     ids: Collection[str] = ()
+    reach: Reach = Reach()
 
 
 class Position(Protocol):
@@ -57,12 +83,23 @@ class Origin:
     """How this peer began. Written by the main thread, and by the network thread when it meets a peer."""
 
     def __init__(self) -> None:
-        self.root, self.since = "", 0
+        self.root, self.since, self._step, self._time = "", 0, 0, clock.monotonic()
         self._alone = self._as_good = False
 
-    def note(self, *, alone: bool, round: int, root: str) -> None:
-        """It has looked for others. ``round``: its own, 0 when its weights are fresh."""
+    def note(self, *, alone: bool, round: int, step: int, root: str) -> None:
+        """It has looked for others. ``round`` and ``step``: its own, 0 when its weights are fresh."""
         self.root, self.since, self._alone, self._as_good = root, round, alone, False
+        self._step, self._time = step, clock.monotonic()
+
+    def reach(self, round: int, step: int, inner_steps: int, phase_seconds: float | None) -> Reach:
+        """Where this peer, now at ``round`` and ``step``, can be put by others: not back, and not beyond what they can
+        have done since it began, at :data:`FASTER` times its pace. A peer that was alone believes them, as a newcomer.
+        """
+        if self._alone or not phase_seconds:
+            return Reach()
+        phases = FASTER * (clock.monotonic() - self._time) / phase_seconds
+        most = max(round, self.since + phases), max(step, self._step + phases * inner_steps)
+        return Reach((round, most[0]), (step, most[1]))
 
     def met(self, root: str) -> None:
         """It has met a peer with this root; their weights will be averaged."""

@@ -97,18 +97,20 @@ class Presence:
 
         Divergent peers that have taken the weights of this peer's part are met again.
         """
-        own, others = self._counters.round, self.others()
+        own, step, others = self._counters.round, self._counters.boundary_step, self.others()
         if self._members.woken():  # others have trained on, as while a peer pauses
-            self.origin.note(alone=True, round=own, root=self.origin.root)
+            self.origin.note(alone=True, round=own, step=step, root=self.origin.root)
+        reach = self.origin.reach(own, step, self._context.inner_steps, self._context.boundary.progress.phase_seconds)
         joins_late = self.matching.joins_late and own >= self._joins_from
         if joins_late and self.origin.late_to(own, others):
-            return Replacement("the swarm is older than this peer", own + STALE_ROUNDS, adopt=not self.origin.since)
+            why, adopt = "the swarm is older than this peer", not self.origin.since
+            return Replacement(why, own + STALE_ROUNDS, adopt=adopt, reach=reach)
         if not self._divergence.suspected:
             return None
         self._forgive(self._divergence.replaced(others))
         ids = self._divergence.larger_part(self._node.peer_id, own, others)
         why = "this peer has nothing in common with the swarm"
-        return Replacement(why, -1, adopt=True, ids=ids) if ids else None
+        return Replacement(why, -1, adopt=True, ids=ids, reach=reach) if ids else None
 
     def settle(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer has ``taken`` the weights of others, or could not get them."""

@@ -17,6 +17,7 @@ from peer.training.validation import Validation
 log = get_logger("joining")
 ROOT_BYTES = 8
 LEARNED_RATIO = 0.98  # of the loss of a uniform guess: noise may be a little better
+DOUBTED = "they say a round that this peer cannot check; to take it, start this peer again: %s"
 DONORS = 3  # asked one after the other until one gives good weights
 
 
@@ -48,7 +49,12 @@ def catch_up(
         (state.catch_up if state.inner.step else state.adopt)(taken)
     state.counters.root = state.counters.root or token_hex(ROOT_BYTES)
     alone = taken is None and not presence.others()
-    presence.origin.note(alone=alone, round=state.counters.round, root=state.counters.root)
+    _note(state, presence, alone=alone)
+
+
+def _note(state: OuterState, presence: Presence, *, alone: bool) -> None:
+    own = state.counters
+    presence.origin.note(alone=alone, round=own.round, step=own.boundary_step, root=own.root)
 
 
 def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validation: Validation | None = None) -> bool:
@@ -64,9 +70,12 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validati
     with phase("join"):
         taken = _ask(needed, state, presence, validation)
         if taken is not None:
-            (state.adopt if needed.adopt else state.catch_up)(taken)
-            presence.origin.note(alone=False, round=state.counters.round, root=state.counters.root)
-            log.warning("%s: took its weights: %s", needed.why, fields(own_round=own, round=taken.round))
+            believed = needed.reach.nearest(taken)
+            (state.adopt if needed.adopt else state.catch_up)(believed)
+            _note(state, presence, alone=False)
+            log.warning("%s: took its weights: %s", needed.why, fields(own_round=own, round=believed.round))
+            if believed is not taken:
+                log.warning(DOUBTED, fields(said=taken.round, round=believed.round))
         presence.settle(needed.ids, taken=taken is not None)
     return taken is not None
 

@@ -9,17 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.healing import STALE_ROUNDS, Origin
+from peer import clock
+from peer.rounds.state import State
+from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Reach, Replacement
 from peer.swarm.pairing.proposals import Proposals
+from peer.swarm.presence import Presence
 from tests.unit.parts import member_record
 
+H = 25
 ROUNDS = st.integers(0, 1000)
 ROOTS = st.sampled_from(["", "a", "b", "c"])
 
 
 def origin(since: int = 0, *, root: str = "a", alone: bool = False) -> Origin:
     made = Origin()
-    made.note(alone=alone, round=since, root=root)
+    made.note(alone=alone, round=since, step=since * H, root=root)
     return made
 
 
@@ -48,7 +52,7 @@ def test_one_whose_weights_are_as_good_is_not_late_until_it_takes_others(
     it = origin(alone=alone)
     it.is_as_good()
     assert not it.late(own, theirs, root)
-    it.note(alone=True, round=0, root="a")
+    it.note(alone=True, round=0, step=0, root="a")
     assert it.late(0, STALE_ROUNDS + 1, root)
 
 
@@ -96,3 +100,75 @@ def test_who_is_ahead_is_declined_if_most_of_those_that_are_known_are(known: lis
     )
     ahead: Any = SimpleNamespace(round=40, root="theirs")
     assert Proposals._ahead(it, {"ahead": ahead}) == declined
+
+
+class Time:
+    """A clock that stands."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(clock, "monotonic", lambda: self.now)
+
+
+def trained_with_others(time: Time, seconds: float) -> Origin:
+    began = origin(10)
+    time.now += seconds
+    return began
+
+
+def claim(round: int, done: int = 3) -> State:
+    return State(step=round * H, round=round, vectors=(), root="b", phase_steps_done=done)
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [(10**6, 10 + 2 * 30), (71, 10 + 2 * 30), (70, 70), (45, 45), (40, 40), (39, 40), (0, 40)],
+)
+def test_a_position_is_bounded_by_the_time_since_it_began(
+    said: int, believed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many ids as there are honest members could end their run, or begin it again."""
+    reach = trained_with_others(Time(monkeypatch), 300.0).reach(40, 40 * H, H, 10.0)
+    taken = reach.nearest(claim(said))
+    assert (taken.round, taken.step) == (believed, believed * H)
+    assert taken.phase_steps_done == (3 if said == believed else 0)
+
+
+def test_taking_weights_often_takes_a_peer_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time(monkeypatch)
+    own, round = origin(0), 0
+    for _ in range(50):
+        time.now += 20.0  # two phases
+        round = own.reach(round + 2, (round + 2) * H, H, 10.0).nearest(claim(10**6)).round
+        own.note(alone=False, round=round, step=round * H, root="b")
+    assert round == 2 * 50 * 20 / 10
+
+
+@pytest.mark.parametrize(("alone", "phase"), [(True, 10.0), (False, None), (False, 0.0)])
+def test_who_was_alone_believes_its_swarm(alone: bool, phase: float | None) -> None:
+    assert origin(10, alone=alone).reach(40, 40 * H, H, phase) == Reach()
+
+
+@pytest.mark.parametrize("why", ["late", "divergent", "woken"])
+def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But that of a peer whose machine has slept: the others have trained on."""
+    own = trained_with_others(Time(monkeypatch), 300.0)
+    others = [member_record(it, 1000, root="a" if why == "divergent" else "b") for it in "bcd"]
+    divergence = DivergenceTracker()
+    for it in others if why == "divergent" else []:
+        divergence.note(it.peer_id, divergent=True, ahead=960, taken=it.taken)
+    presence: Any = SimpleNamespace(
+        _counters=SimpleNamespace(round=40, boundary_step=40 * H),
+        others=lambda: others,
+        _members=SimpleNamespace(woken=lambda: why == "woken"),
+        origin=own,
+        _context=SimpleNamespace(inner_steps=H, boundary=SimpleNamespace(progress=SimpleNamespace(phase_seconds=10.0))),
+        matching=SimpleNamespace(joins_late=True),
+        _joins_from=0,
+        _divergence=divergence,
+        _node=SimpleNamespace(peer_id="a"),
+        _forgive=lambda peers: None,
+    )
+    needed = Presence.replacement(presence)
+    assert isinstance(needed, Replacement) and bool(needed.ids) is (why == "divergent")
+    assert needed.reach == (Reach() if why == "woken" else Reach((40, 70), (40 * H, 70 * H)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from peer.config.load import load
 from peer.errors import RunError
 from peer.rounds.state import State
-from peer.swarm.healing import STALE_ROUNDS, Origin, Replacement
+from peer.swarm.healing import STALE_ROUNDS, Origin, Reach, Replacement
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training.catch_up import join_late
 from peer.training.state import PeerState
@@ -32,11 +32,12 @@ class Strangers:
         self.phi, self.origin, self.settled = phi, Origin(), list[bool]()
         self.ids, self.liars, self.asked = ["b"], list[str](), list[str]()
         self._further = further  # a latecomer's swarm is, by as many rounds
+        self.reach = Reach()
 
     def replacement(self) -> Replacement | None:
         if self._further:
-            return Replacement("late", 9 + STALE_ROUNDS, adopt=True)
-        return Replacement("diverged", -1, adopt=True, ids=self.ids) if self.ids else None
+            return Replacement("late", 9 + STALE_ROUNDS, adopt=True, reach=self.reach)
+        return Replacement("diverged", -1, adopt=True, ids=self.ids, reach=self.reach) if self.ids else None
 
     def join(
         self, room: Sequence[Tensor], timeout: float, *, above: int, among: Collection[str], without: Collection[str]
@@ -103,6 +104,19 @@ def test_good_weights_are_taken_whole_and_the_optimizer_begins_anew() -> None:
     assert (state.counters.round, state.inner.step) == (7, 7 * H)  # also of those who are less far
     assert not state.inner.optimizer.state
     assert presence.settled == [True]
+
+
+@pytest.mark.parametrize(("further", "round"), [(0, 9), (20, 12)])
+def test_weights_are_taken_and_their_position_is_bounded(
+    further: int, round: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = trained()
+    presence = Strangers(trained(20).outer.slow.phi, further=further)
+    presence.reach = Reach((9, 12.5), (9 * H, 12 * H))
+    assert join_late(state, presence, clock(), validation(state))  # type: ignore[arg-type]
+    assert (state.counters.round, state.inner.step) == (round, round * H)
+    assert presence.origin.since == round
+    assert f"said={7 + further} round={round}" in caplog.text
 
 
 @pytest.mark.parametrize("phi", ["noise", "nobody"])
@@ -185,7 +199,7 @@ def test_who_has_compared_itself_with_the_swarm_meets_it() -> None:
     """
     state = trained()
     presence = Strangers(trained(1).outer.slow.phi, further=20)
-    presence.origin.note(alone=True, round=9, root="a")
+    presence.origin.note(alone=True, round=9, step=9 * H, root="a")
     assert presence.origin.late(9, 27, "a")
     assert not join_late(state, presence, clock(), validation(state))  # type: ignore[arg-type]
     assert not presence.origin.late(9, 27, "a")
@@ -194,7 +208,7 @@ def test_who_has_compared_itself_with_the_swarm_meets_it() -> None:
 
 def test_who_gets_no_weights_to_compare_with_waits_for_them() -> None:
     state, presence = trained(), Strangers(None, further=20)
-    presence.origin.note(alone=True, round=9, root="a")
+    presence.origin.note(alone=True, round=9, step=9 * H, root="a")
     assert not join_late(state, presence, clock(), validation(state))  # type: ignore[arg-type]
     assert presence.origin.late(9, 27, "a")
 
