@@ -10,7 +10,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from peer.config.digest import first_difference
+from peer.config.digest import first_difference, goes_on
 from peer.errors import UserError
 from peer.logs import get_logger
 from peer.outer.method import OuterMethod
@@ -85,7 +85,7 @@ class OwnState(OuterState):
     def _objection(self, saved: Mapping[str, Any]) -> str:
         if not isinstance(saved, Mapping) or saved.get("version") != STATE_VERSION or not saved.keys() >= SAVED:
             return "is none that OuterLoop.state_dict made, or of another version"
-        if saved["config"] != self._run:
+        if saved["config"] != self._run and not goes_on(self._run, str(saved["config"])):
             return f"is of another run: {first_difference(self._run, str(saved['config']))}"
         if saved["layout"] != self.outer.slow.layout():
             return "is of another model: names or shapes of its parameters differ"

@@ -59,6 +59,15 @@ def difference(mine: str, theirs: str, unknown: Collection[str] = ()) -> str:
     return ""
 
 
+def goes_on(mine: str, saved: str) -> bool:
+    """Can a checkpoint of the canonical run ``saved`` be resumed as the run ``mine``? A run may get another length."""
+    try:
+        ours, other = ({**json.loads(it), "steps": None} for it in (mine, saved))
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return ours == other
+
+
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in tree.items():

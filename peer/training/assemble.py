@@ -99,4 +99,4 @@ def _resume(config: Config, state: PeerState, checkpoints: Checkpoints) -> None:
     saved = checkpoints.newest(state.refusal) if config.peer.checkpoint.resume else None
     if saved is not None:
         state.restore(saved)
-        log.info("resumed: %s", fields(checkpoint=saved.path, step=state.inner.step))
+        log.info("resumed: %s", fields(checkpoint=saved.path, step=state.inner.step, of=config.run.steps))

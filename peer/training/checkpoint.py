@@ -38,7 +38,7 @@ UNTRAINED_PART = "untrained"  # the model's frozen parameters and persistent buf
 LATEST = "latest"
 TEMPORARY = ".tmp-"
 BEFORE = "-before"  # suffix of a checkpoint that a new one of the same step replaces
-# With another value of a key that the digest has, such as the learning rate, no checkpoint is resumed.
+# With another value of a key that the digest has, such as the learning rate, no checkpoint is resumed (but run.steps).
 NEW_RUN_ADVICE = (
     "export it (noloco-peer export CHECKPOINT OUT), then begin a run with a new run.name and run.dir and "
     "run.model: {name: auto, source: OUT, pretrained: true}"

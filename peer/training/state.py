@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from peer.config.digest import canonical, first_difference
+from peer.config.digest import canonical, first_difference, goes_on
 from peer.config.schema import RunConfig
 from peer.data.batches import BatchStream
 from peer.device.accelerator import random_state, set_random_state
@@ -74,9 +74,9 @@ class PeerState(OuterState):
 
     def refusal(self, scalars: dict[str, Any]) -> str:
         """Why a checkpoint cannot be resumed; empty when it can."""
-        if scalars["config"] != self._config:
+        if scalars["config"] != self._config and (difference := self._difference(scalars)):
             return (
-                f"is of another run: {self._difference(scalars)}; choose another run.dir or peer.name, or "
+                f"is of another run: {difference}; choose another run.dir or peer.name, or "
                 f"set peer.checkpoint.resume: false to begin anew; to go on with its weights, {NEW_RUN_ADVICE}"
             )
         return ""
@@ -86,7 +86,7 @@ class PeerState(OuterState):
             mine, theirs = (canonical(RunConfig.model_validate(it["run"])) for it in (self._origin, scalars["origin"]))
         except (ValidationError, LookupError, TypeError):  # another version's
             return f"its configuration has the digest {scalars['config']}, this one's {self._config}"
-        return first_difference(mine, theirs)
+        return "" if goes_on(mine, theirs) else first_difference(mine, theirs)
 
     def restore(self, saved: Saved) -> None:
         """Take over a checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -332,6 +333,7 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
     ("change", "said"),
     [
         ({"config": '{"inner_steps":10}'}, "is of another run: run.inner_steps is 20 here and 10 there"),
+        ({"config": "[1]"}, "could not be read"),
         ({"layout": "other"}, "names or shapes"),
         ({"version": 99}, "another version"),
     ],
@@ -342,6 +344,12 @@ def test_a_state_of_something_else_is_refused(change: dict[str, Any], said: str)
     with pytest.raises(UserError, match=said):
         state.load_state_dict({**OwnState(outer(Tied()), (), RUN).state_dict(), **change})
     assert torch.equal(state.outer.slow.phi, before)
+
+
+def test_a_state_of_a_run_of_another_length_is_taken() -> None:
+    state, longer = OwnState(outer(Tied()), (), RUN), json.dumps({**json.loads(RUN), "steps": 900})
+    state.load_state_dict({**OwnState(outer(Tied()), (), RUN).state_dict(), "step": 40, "config": longer})
+    assert state.inner.step == 40
 
 
 def test_equal_replicas_that_begin_with_other_weights_are_not_of_one_line() -> None:

@@ -120,6 +120,15 @@ def test_a_checkpoint_of_another_configuration_is_refused_with_advice_that_helps
     assert state.refusal(other).startswith("is of another run: run.inner_steps is 20 here and 10 there; choose")
 
 
+@pytest.mark.parametrize("steps", [40, 600])
+def test_a_run_may_get_another_length(steps: int) -> None:
+    """Who had trained to the end could go on with an export and a new optimizer only."""
+    state = parts.peer_state()
+    state._origin = {"run": RunConfig(inner_steps=20, steps=60).model_dump(mode="json")}
+    other = RunConfig(inner_steps=20, steps=steps)
+    assert state.refusal({"config": "other", "origin": {"run": other.model_dump(mode="json")}}) == ""
+
+
 @pytest.mark.parametrize("inner", INNER, ids=["adamw", "muon"])
 def test_a_peer_that_came_back_too_late_starts_its_optimizer_anew(tmp_path: Path, inner: InnerConfig) -> None:
     donor, late = parts.peer_state(inner), parts.peer_state(inner)
