@@ -51,6 +51,14 @@ class Round:
         )
 
 
+def token_count(value: Any) -> int:
+    """``tokens`` of a step. Raises :class:`UserError` for what is no number of tokens."""
+    count = float(one_number("tokens", value))
+    if not 0 <= count < math.inf:
+        raise UserError(f"OuterLoop.step: tokens is {count:g}; how many has this step trained on?")
+    return int(count)
+
+
 def one_number(key: str, value: Any) -> float | Tensor:
     """What the program gives as ``key`` of a step: a tensor of one element becomes a copy without dimensions.
 

@@ -5,9 +5,8 @@
             ...loss.backward(); optimizer.step(); optimizer.zero_grad()
             outer.step(tokens=batch.numel(), loss=loss)
 
-Every H-th call of ``step`` is a boundary. With ``run.exchange.overlap``, the default of noloco, training/overlapped.py
-finds a partner, swaps and takes the outer step in parts, in the following calls. Without it training/blocking.py does
-so in that call, and the others only count.
+Every H-th call of ``step`` is a boundary. training/overlapped.py, noloco's default, finds a partner, swaps and takes
+the outer step in parts in the next calls; training/blocking.py does so in that call, and the others only count.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from peer import logs
-from peer.api.account import Round, StepAccount, one_number
+from peer.api.account import Round, StepAccount, one_number, token_count
 from peer.api.config import OwnConfig, resolve, settings_of
 from peer.api.shared import of_swarm
 from peer.api.state import OwnState
@@ -38,7 +37,7 @@ from peer.api.weights import (
     trained,
 )
 from peer.config.digest import canonical
-from peer.errors import RunError, UserError
+from peer.errors import RunError
 from peer.outer.method import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
@@ -49,6 +48,7 @@ from peer.training.resources import member_node, open_resources
 log = logs.get_logger("outer_loop")
 
 CLOSED = "OuterLoop: it was closed; start a new one"
+INTERRUPTED = "OuterLoop: its last step did not end; start a new one, with the state of your last checkpoint"
 
 
 class OuterLoop:
@@ -63,8 +63,7 @@ class OuterLoop:
         self._stop, self._account = Stop(), StepAccount()
         self._total = math.inf if config.run.steps is None else config.run.steps
         with ExitStack() as stack:
-            device = named[0][1].device
-            resources = stack.enter_context(open_resources(config.run, config.peer, device, self._stop))
+            resources = stack.enter_context(open_resources(config.run, config.peer, named[0][1].device, self._stop))
             self._logfile = resources.folder.path / "peer.log"
             stack.enter_context(logs.attached(resources.folder.name, self._logfile))
             node = member_node(resources)
@@ -75,7 +74,7 @@ class OuterLoop:
             self._state = OwnState(outer, optimizers, canonical(config.run), feedback=config.run.exchange.feedback)
             if state is not None:
                 self._state.load_state_dict(state)
-            self._before = 0  # rounds that had ended when the last step began
+            self._before, self._whole = 0, True  # rounds that had ended when the last step began; and it has ended too
             self._phase, self._progress = resources.phase, resources.context.progress
             self._member = Membership(
                 resources, node, self._state, total=self._total, tokens=lambda: self._account.tokens_per_step
@@ -142,13 +141,12 @@ class OuterLoop:
             if self.done:
                 return None
             raise RunError(CLOSED)
+        if not self._whole:
+            raise RunError(INTERRUPTED)
         logs.on_behalf_of(self._logfile)
-        count, loss = float(one_number("tokens", tokens)), None if loss is None else one_number("loss", loss)
-        if not 0 <= count < math.inf:
-            raise UserError(f"OuterLoop.step: tokens is {count:g}; how many has this step trained on?")
-        tokens = int(count)
+        tokens, loss = token_count(tokens), None if loss is None else one_number("loss", loss)
         counters = self._state.counters
-        self._before = self._member.reporter.count
+        self._before, self._whole = self._member.reporter.count, False
         self._state.inner.step += 1
         self._state.inner.loss = loss
         counters.tokens += tokens
@@ -159,8 +157,9 @@ class OuterLoop:
         self._boundary.between_steps()
         if self._length.remaining() <= 0 or self._length.time_up:
             self._cross()
-            if self.done:
-                self.close()
+        self._whole = True
+        if self.done:
+            self.close()
         return self.last if self.ended else None
 
     def close(self) -> None:
@@ -169,7 +168,7 @@ class OuterLoop:
             return
         logs.on_behalf_of(self._logfile)
         try:
-            if not self._member.presence.failure:
+            if self._whole and not self._member.presence.failure:
                 self._training.close()
                 self._boundary.finish()
         finally:
@@ -263,6 +262,7 @@ class OuterLoop:
         logs.on_behalf_of(self._logfile)
         self._state.require(state)
         self._boundary.abandon()  # its swap is of the weights that the program has replaced
+        self._whole = True
         self._state.load_state_dict(state)
         self._training.close()
         self._account.begin()  # steps from another state are not reported

@@ -55,8 +55,9 @@ class PartOpening:
                 yield from self._arrived(wait=wait)
                 if self._coming:
                     return  # the caller asks again
+            fetched = self._method.slow.fetch(*self._parts[index])  # first: it may find no memory
             self.steps[index] = step
-            self._coming.append((index, self._method.slow.fetch(*self._parts[index])))
+            self._coming.append((index, fetched))
         yield from self._arrived(wait=wait)
 
     def _arrived(self, *, wait: bool) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -77,12 +77,13 @@ class OuterState(ABC):
     def snapshot(self) -> State:
         """Copies of φ and δ with the counters of the same boundary. Call it from any thread."""
         with self.outer.slow.changing:
+            done = max(0, self.inner.step - self.counters.boundary_step)
             return State(
                 self.counters.boundary_step,
                 self.counters.round,
                 [it.clone() for it in self.vectors()],
                 lineage=self.counters.lineage,
-                phase_steps_done=max(0, self.inner.step - self.counters.boundary_step),
+                phase_steps_done=done,
                 root=self.counters.root,
             )
 

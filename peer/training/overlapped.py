@@ -71,8 +71,9 @@ class Overlapped(Boundary):
         self.complete()
         self.judge()
         self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
-        self.state.cross_boundary()
-        self.counters.unopened = 0
+        with self.state.outer.slow.changing:  # a donor copies its state
+            self.state.cross_boundary()
+            self.counters.unopened = 0
         return True
 
     def cut(self) -> None:

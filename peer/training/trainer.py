@@ -57,7 +57,7 @@ class Trainer:
         self.checkpoints, self.validation, self.pusher = checkpoints, validation, pusher
         self.phase.lap()  # the first report begins here
 
-    _no_data: RunError | UserError | None = None
+    _failed: RunError | UserError | None = None  # ended the inner phase
     _saving: Saving | None = None
 
     def run(self) -> None:
@@ -110,7 +110,11 @@ class Trainer:
     def batches(self) -> Iterator[Tensor]:
         """Training batches up to the next boundary, for ``run.inner_time``, or until the data fails."""
         for batch in self._data():
-            self.boundary.between_steps()
+            try:
+                self.boundary.between_steps()
+            except NoAnswer as error:  # the steps before it are counted first
+                self._failed = error
+                return
             yield batch
             if self.phase_length.time_up:
                 return
@@ -120,11 +124,11 @@ class Trainer:
         try:
             yield from self.stream.take(self.phase_length.begin())
         except (RunError, UserError) as error:
-            self._no_data = error
+            self._failed = error
 
     def account(self, inner: InnerReport) -> None:
         """Count an inner phase. Raises :class:`RunError` before a broken model is sent to others, and what has ended
-        the data.
+        the phase.
         """
         self.counters.tokens += inner.tokens
         self.counters.phase_tokens += inner.tokens
@@ -140,9 +144,10 @@ class Trainer:
         if self.member.presence.failure:
             advice = how_to_go_on(self.member.resources.folder.path, saved=self.save())
             raise RunError(f"{self.member.presence.failure}; {advice}")
-        if self._no_data is not None:
-            self.save()
-            raise self._no_data
+        if self._failed is not None:
+            if not isinstance(self._failed, NoAnswer):
+                self.save()
+            raise self._failed
 
     def now_and_then(self) -> None:
         """After a boundary: evaluate and save when they are due."""
@@ -167,7 +172,8 @@ class Trainer:
     def save(self) -> bool:
         """Write a checkpoint; returns whether it is on the disk."""
         self.begin_save()
-        return self.end_save()
+        own, saving = (self.inner.step, self.counters.round), self._saving
+        return self.end_save() and saving is not None and (saving.step, saving.round) == own
 
     def begin_save(self) -> None:
         """Write a checkpoint. While it gets on the disk, which may take half a minute, the training goes on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ def watched_loop(step: int = 5, total: int = 100) -> tuple[OuterLoop, Any]:
     outer, watched = object.__new__(OuterLoop), Mock()
     for name in NAMES:
         setattr(outer, name, getattr(watched, name))
-    outer._total, outer._optimizers, outer._logfile = total, (), Path("peer.log")
+    outer._total, outer._optimizers, outer._logfile, outer._whole = total, (), Path("peer.log"), True
     watched._stop.requested, watched._member.presence.failure = False, ""
     watched._state.inner.step = step
     watched._state.counters = SimpleNamespace(tokens=0, phase_tokens=0, phase_steps_done=0)
@@ -102,6 +103,29 @@ def test_after_the_last_step_no_phase_begins(step: int, monkeypatch: pytest.Monk
     called = [call[0] for call in watched.mock_calls]
     assert ("_length.begin" in called) == ("_member.join_late" in called) == (step == 98)
     assert ("close" in called) == (step == 99)
+
+
+@pytest.mark.parametrize("where", ["between_steps", "cross"])
+def test_a_step_that_did_not_end_is_not_continued(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception may leave a part of a swap neither opened nor asked for: close() waited for it without an end."""
+    monkeypatch.setattr("peer.api.loop.require_finite", lambda *_: None)
+    monkeypatch.setattr("peer.api.loop.require_same", lambda *_: None)
+    outer, watched = watched_loop()
+    watched._length.remaining.return_value = 0
+    getattr(watched._boundary, where).side_effect = torch.OutOfMemoryError
+    with pytest.raises(torch.OutOfMemoryError):
+        outer.step(7)
+    with pytest.raises(RunError, match="its last step did not end; start a new one"):
+        outer.step(7)
+    outer._leave, outer._process = watched.leave, os.getpid()  # type: ignore[method-assign]
+    outer.close()
+    called = [call[0] for call in watched.mock_calls]
+    assert "_boundary.finish" not in called and "leave" in called
+    getattr(watched._boundary, where).side_effect = None
+    outer.load_state_dict({})  # gives the swap up
+    outer.step(7)
+    outer.close()
+    assert "_boundary.finish" in [call[0] for call in watched.mock_calls]
 
 
 def test_another_state_is_taken_after_the_running_swap_was_given_up() -> None:

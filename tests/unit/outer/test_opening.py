@@ -29,3 +29,21 @@ def test_the_parts_of_a_step_grow_with_the_model(count: int, at_once: int, monke
             device.complete()
             steps += 1
     assert steps == -(-count // at_once) + 1
+
+
+def test_a_part_for_which_there_is_no_memory_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted as asked for, so the parts after it got its place and the swap never ended."""
+    slow = SlowWeights([("weights", nn.Parameter(torch.ones(3 * PART)))])
+    opening = PartOpening(NoLoCo(slow, NoLoCoConfig()), [(PART * it, PART * (it + 1)) for it in range(3)])
+    fetch, room = slow.fetch, iter([True, False, True, True])
+
+    def fetch_if_there_is_room(start: int, stop: int) -> object:
+        if not next(room):
+            raise torch.OutOfMemoryError("no memory")
+        return fetch(start, stop)
+
+    monkeypatch.setattr(slow, "fetch", fetch_if_there_is_room)
+    with pytest.raises(torch.OutOfMemoryError):
+        list(opening.open(range(3), 5, wait=True))
+    assert [index for index, _, _ in opening.open(range(3), 6, wait=True)] == [0, 1, 2]
+    assert opening.steps == {0: 5, 1: 6, 2: 6}

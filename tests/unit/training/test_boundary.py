@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +164,31 @@ class Asking(Mailbox):
     def put(self, index: int, part: OpenPart) -> None:  # type: ignore[override]
         super().put(index, part)
         self.opened[index] = part
+
+
+def test_a_boundary_waits_until_a_donor_has_copied_its_state(scene: Scene) -> None:
+    """The copy had the round before and was counted from the boundary after it."""
+    boundary, inner = overlapped(scene, Exchange()), scene.train()
+    with scene.state.outer.slow.changing:
+        crossing = threading.Thread(target=boundary.cross, args=(inner,))
+        crossing.start()
+        crossing.join(0.2)
+        assert scene.state.counters.round == 0 and scene.state.counters.boundary_step == 0
+    crossing.join(60.0)
+    assert scene.state.counters.round == 1 and scene.state.counters.unopened == 0
+
+
+def test_the_position_of_a_copy_is_that_of_its_beginning(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.train()
+    vectors = scene.state.vectors
+
+    def slowly() -> list[torch.Tensor]:
+        scene.state.inner.step += H  # the training goes on meanwhile
+        return vectors()
+
+    monkeypatch.setattr(scene.state, "vectors", slowly)
+    copied = scene.state.snapshot()
+    assert (copied.step, copied.phase_steps_done) == (0, H)
 
 
 class Correcting(Asking):

@@ -69,6 +69,20 @@ def test_the_steps_before_the_data_failed_are_counted_and_saved(failure: RunErro
     assert save.call_count == 1 and not trainer.boundary.cross.called
 
 
+def test_the_steps_before_the_network_hung_are_counted() -> None:
+    """A resumed peer made them again, beyond the end of its run, and its next contribution weighed too little."""
+    state, trainer = parts.peer_state(), object.__new__(Trainer)
+    trainer.state, trainer.inner, trainer.counters, trainer.stream = state, state.inner, state.counters, state.stream
+    hangs = Mock(side_effect=[None, None, NoAnswer("the network thread gave no answer within 5 s")])
+    trainer.boundary, trainer.phase_length = Mock(between_steps=hangs), Mock(begin=lambda: 5, time_up=False)
+    trainer.member, trainer.phase, trainer.context = MagicMock(), MagicMock(), LoopContext()
+    trainer.member.presence.failure, trainer.config = "", Config(run=RunConfig(steps=40))
+    with pytest.raises(NoAnswer):
+        trainer.loop()
+    assert state.inner.step == state.counters.phase_steps_done == 2
+    assert state.counters.tokens == state.counters.phase_tokens > 0
+
+
 class FullDisk:
     """A trainer that has made all steps, in a folder that cannot be written until ``room`` is made."""
 
@@ -198,3 +212,24 @@ def test_nothing_is_written_while_a_slow_disk_still_writes_the_last_one(
     assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004"]
     assert peer.trainer.save()
     assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004", "step_00000005"]
+
+
+def test_a_save_is_of_this_step_and_not_of_an_earlier_one_that_a_slow_disk_had_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that hung for 20 minutes at the end: the peer ended with success, without the steps since the last one."""
+    peer, there = FullDisk(tmp_path / "a"), threading.Event()
+    peer.room()
+    monkeypatch.setattr("peer.training.checkpoint.sync", lambda path: there.wait(60.0))
+    monkeypatch.setattr("peer.training.trainer.DISK_SECONDS", 0.05)
+    assert not peer.trainer.save()
+    peer.trainer.inner.step = 5
+
+    def recovers(*them: object) -> None:
+        there.set()
+        monkeypatch.setattr("peer.training.trainer.DISK_SECONDS", 60.0)
+
+    monkeypatch.setattr("peer.training.trainer.log.error", recovers)
+    assert not peer.trainer.save()
+    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004"]
+    assert peer.trainer.save()
