@@ -83,7 +83,7 @@ class Presence:
             tokens=tokens,
             least_rate=inner_steps / inner_time if inner_time else 0.0,
         )
-        self.join = partial(take_state, self._context)
+        self.take_state = partial(take_state, self._context)
         self.matching = Matching()
         if grouping is Grouping.PAIR:
             self.matching = PairMatching(self._context, settings, self.origin)

@@ -44,7 +44,7 @@ def catch_up(
         above = round + newcomer_above
     taken = None
     if latest is None or latest > above:
-        taken = presence.join(state.room(), timeout, above=above, reached=reached)
+        taken = presence.take_state(state.room(), timeout, above=above, reached=reached)
     if taken is not None and taken.round > above:
         (state.catch_up if state.inner.step else state.adopt)(taken)
     state.counters.root = state.counters.root or token_hex(ROOT_BYTES)
@@ -84,7 +84,7 @@ def _ask(needed: Replacement, state: OuterState, presence: Presence, validation:
     bad: set[str] = set()
     while len(bad) < DONORS:
         try:  # a donor may be hostile: ask it once, and continue to train
-            taken = presence.join(state.room(), 0.0, above=needed.above, among=needed.ids, without=bad)
+            taken = presence.take_state(state.room(), 0.0, above=needed.above, among=needed.ids, without=bad)
         except (RunError, UserError) as error:
             log.warning("%s, and no member gives its weights: %s", needed.why, error)
             break

@@ -145,5 +145,5 @@ class Others:
     def others(self) -> list[PeerState]:
         return [self._donor]
 
-    def join(self, room: list[Tensor], timeout: float, *, above: int, reached: int) -> State | None:
+    def take_state(self, room: list[Tensor], timeout: float, *, above: int, reached: int) -> State | None:
         return self._donor.snapshot() if self._donor.counters.round > above else None

@@ -39,7 +39,7 @@ class Strangers:
             return Replacement("late", 9 + STALE_ROUNDS, adopt=True, reach=self.reach)
         return Replacement("diverged", -1, adopt=True, ids=self.ids, reach=self.reach) if self.ids else None
 
-    def join(
+    def take_state(
         self, room: Sequence[Tensor], timeout: float, *, above: int, among: Collection[str], without: Collection[str]
     ) -> State | None:
         assert list(among) == ([] if self._further else self.ids) and timeout == 0
