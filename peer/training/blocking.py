@@ -74,7 +74,7 @@ class Blocking(Boundary):
             self.presence.refuse_state(donor)
             return Group(self.counters.round, lost=objection)
         counted, self._unheard = self._unheard, None
-        self.state.catch_up(state, counted.own if counted and counted.lineage == state.lineage else None)
+        self.state.rebase(state, counted.own if counted and counted.lineage == state.lineage else None)
         again = self.presence.group_for(self.counters.round)
         return again if again.behind is None else Group(self.counters.round, lost="the group's slow weights changed")
 

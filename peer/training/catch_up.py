@@ -46,7 +46,7 @@ def catch_up(
     if latest is None or latest > above:
         taken = presence.take_state(state.room(), timeout, above=above, reached=reached)
     if taken is not None and taken.round > above:
-        (state.catch_up if state.inner.step else state.adopt)(taken)
+        (state.rebase if state.inner.step else state.adopt)(taken)
     state.counters.root = state.counters.root or token_hex(ROOT_BYTES)
     alone = taken is None and not presence.others()
     _note(state, presence, alone=alone)
@@ -71,7 +71,7 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validati
         taken = _ask(needed, state, presence, validation)
         if taken is not None:
             believed = needed.reach.nearest(taken)
-            (state.adopt if needed.adopt else state.catch_up)(believed)
+            (state.adopt if needed.adopt else state.rebase)(believed)
             _note(state, presence, alone=False)
             log.warning("%s: took its weights: %s", needed.why, fields(own_round=own, round=believed.round))
             if believed is not taken:

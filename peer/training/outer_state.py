@@ -127,7 +127,7 @@ class OuterState(ABC):
             if self.kept is not None:
                 self.kept.zero_()  # of changes to other weights
 
-    def catch_up(self, state: State, counted: Tensor | None = None) -> None:
+    def rebase(self, state: State, counted: Tensor | None = None) -> None:
         """Take the slow weights and the position of a member, and keep this peer's change: θ ← φ_theirs + (θ − φ_own).
 
         ``counted``: the part of that change that φ_theirs contains. The optimizer keeps its moments.

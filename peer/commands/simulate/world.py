@@ -209,7 +209,7 @@ class World:
             merged = newest.merged
             for replica in group:
                 if replica.merged < merged:
-                    replica.state.catch_up(newest.state.snapshot())
+                    replica.state.rebase(newest.state.snapshot())
                 replica.merged = merged + 1
         mean, size = average(group, self._config.run.exchange.codec)
         for replica in group:

@@ -31,15 +31,15 @@ def test_what_a_group_has_averaged_is_not_given_to_it_again(monkeypatch: pytest.
         def watch() -> None:
             assert member.trainer is not None
             state: Any = member.trainer.state
-            weights, catch_up, slow = state.inner._weights.detach(), state.catch_up, state.outer.slow
+            weights, rebase, slow = state.inner._weights.detach(), state.rebase, state.outer.slow
             counted = weights.clone()
 
-            def caught_up(*given: Any) -> None:
+            def rebased(*given: Any) -> None:
                 trained = weights - counted
-                catch_up(*given)
+                rebase(*given)
                 changes.append((weights - slow.phi, trained))
 
-            state.catch_up = caught_up
+            state.rebase = rebased
 
         async def loses(exchange: Any, *rest: Any) -> Any:
             said, process = await hear(exchange, *rest), PROCESS.get()

@@ -60,7 +60,7 @@ class Conduct:
 
     def _born(self, peer: SimulatedPeer, state: Any) -> None:
         """Before it joins."""
-        snapshot, adopt, catch_up = state.snapshot, state.adopt, state.catch_up
+        snapshot, adopt, rebase = state.snapshot, state.adopt, state.rebase
 
         def given() -> State:
             made: State = snapshot()
@@ -78,7 +78,7 @@ class Conduct:
 
         state.snapshot = given
         state.adopt = lambda other: taken(other, adopt, 0)
-        state.catch_up = lambda other, *rest: taken(other, catch_up, state.counters.round, *rest)
+        state.rebase = lambda other, *rest: taken(other, rebase, state.counters.round, *rest)
 
     # -- once it has joined
 

@@ -44,7 +44,7 @@ def test_catching_up_takes_the_slow_weights_and_keeps_what_was_trained() -> None
     moments = {key: value["exp_avg"].clone() for key, value in behind.inner.optimizer.state.items()}
     donor = theta(ahead).clone()
 
-    behind.catch_up(ahead.snapshot())
+    behind.rebase(ahead.snapshot())
 
     assert torch.equal(behind.outer.slow.phi, ahead.outer.slow.phi)
     assert torch.equal(behind.outer.momentum, ahead.outer.momentum)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def test_what_rounding_has_kept_is_this_peers_own() -> None:
     own.kept.normal_()
     before = own.kept.clone()
     assert len(donor.snapshot().vectors) == len(own.room()) == 2
-    own.catch_up(donor.snapshot())
+    own.rebase(donor.snapshot())
     assert torch.equal(own.kept, before)
     own.adopt(donor.snapshot())
     assert not own.kept.any() and donor.kept.any()

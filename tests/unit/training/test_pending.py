@@ -49,7 +49,7 @@ def test_a_restart_takes_the_outer_step_that_was_pending(scene: Scene, tmp_path:
         torch.testing.assert_close(mine, alone)
     assert torch.equal(theta(again), again.outer.slow.phi)
     member = other_state(scene)
-    again.catch_up(member)
+    again.rebase(member)
     assert torch.equal(theta(again), member.vectors[0])
 
 
@@ -75,7 +75,7 @@ def test_a_restart_takes_the_outer_step_of_the_parts_that_were_not_open(
     for mine, alone in zip(again.vectors(), scene.state.vectors(), strict=True):
         torch.testing.assert_close(mine, alone)
     member = other_state(scene)
-    again.catch_up(member)
+    again.rebase(member)
     torch.testing.assert_close(theta(again), member.vectors[0])
 
 
@@ -118,7 +118,7 @@ def test_a_change_that_is_kept_when_catching_up_is_still_given(scene: Scene) -> 
     exchange = Exchange(mailbox=Asking)
     boundary = overlapped(scene, exchange)
     assert boundary.cross(scene.train())
-    scene.state.catch_up(other_state(scene))
+    scene.state.rebase(other_state(scene))
     boundary.between_steps()
     assert len(exchange.mailboxes) == 1
 
