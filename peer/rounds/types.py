@@ -90,7 +90,7 @@ class Group:
 
     ``tokens``: this peer's tokens since its last average, the weight of its contribution in a pair's swap. ``phase``:
     seconds of its inner phase, by which a pair's swap is measured. ``lost``: why no group was formed although others
-    are there. ``behind``: a member with the others' slow weights, when this peer's differ.
+    are there. ``donor``: a member that gives the others' slow weights, when this peer's differ.
     """
 
     round: int
@@ -99,4 +99,4 @@ class Group:
     tokens: int = 1
     phase: float | None = None
     lost: str = ""
-    behind: Seat | None = None
+    donor: Seat | None = None

@@ -45,8 +45,8 @@ class Blocking(Boundary):
         for _ in range(ROUND_TRIES):
             with phase("match"):
                 group = self.presence.group_for(self.counters.round)
-                if group.behind is not None:
-                    group = self.caught_up(group.behind)
+                if group.donor is not None:
+                    group = self.caught_up(group.donor)
                 group = replace(group, tokens=self.counters.phase_tokens, phase=self.context.progress.phase_seconds)
             self.judge()  # the partner waits for parts more patiently than for a peer that has not come
             group = self.presence.still(group)
@@ -76,7 +76,7 @@ class Blocking(Boundary):
         counted, self._unheard = self._unheard, None
         self.state.rebase(state, counted.own if counted and counted.lineage == state.lineage else None)
         again = self.presence.group_for(self.counters.round)
-        return again if again.behind is None else Group(self.counters.round, lost="the group's slow weights changed")
+        return again if again.donor is None else Group(self.counters.round, lost="the group's slow weights changed")
 
     def _note_unheard(self, mean: Averaged) -> None:
         """Whose verdict was lost finds out by the lineage of the group, until the exchange uses its buffer for another

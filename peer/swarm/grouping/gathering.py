@@ -89,7 +89,7 @@ class GroupMatching(Matching):
             found = await self._found(clock.monotonic() + self._known.longest(self._node.peer_id))
         if found.assembly is not None and not self._equal:
             self._ahead = self._context.counters.round - found.round  # nobody takes the count of another with weights
-        if found.behind is None:
+        if found.donor is None:
             self._round = self._context.counters.round - self._ahead + 1  # from now on members join for the next round
         for seat in found.assembly.seats if found.assembly else ():
             self._known.learn(seat, LIFETIME + 2 * (self._boundary.progress.phase_seconds or 0.0))
@@ -108,7 +108,7 @@ class GroupMatching(Matching):
             else:
                 found = await self._member.follow(leader, self._round, until)
             if isinstance(found, Group):
-                if found.behind is not None and leader is not None:
+                if found.donor is not None and leader is not None:
                     self._sent_by = leader.peer_id
                 return found
             lost = found
@@ -132,7 +132,7 @@ class GroupMatching(Matching):
             group = await self._leader.gather(self._round, until)
         finally:
             self._leads = False
-        if group.links or group.behind is not None or not (missing := self._known.missing(set())):
+        if group.links or group.donor is not None or not (missing := self._known.missing(set())):
             return group
         return Group(self._round, lost=f"{', '.join(seat.name for seat in missing)} did not come")
 

@@ -135,7 +135,7 @@ class GroupLeader:
                     self._gathering = False
                     self._context.node.background(self._keep_waiting(me, catch_up))
                     held = [it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference]
-                    return Group(round, behind=random.choice(held))  # the next time another one, if this one fails
+                    return Group(round, donor=random.choice(held))  # the next time another one, if this one fails
                 await self._update(me, reference, outdated_members, catch_up)
                 continue
             if self._due_to_tell():

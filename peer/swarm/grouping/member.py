@@ -158,7 +158,7 @@ class GroupMember:
                     self._known.elected(message.seat)
                     return f"{current.seat.name} does not lead any longer"
                 case OutOfDate():
-                    return Group(round, behind=message.donor)
+                    return Group(round, donor=message.donor)
                 case Roster():
                     self._leader = None
                     return self._group(message, current, round)

@@ -67,8 +67,8 @@ def test_a_peer_with_other_weights_is_sent_to_a_member_with_the_groups_weights(b
     threads = in_threads(*(partial(arrive, peer) for peer in peers[1:]))
     stray = peers[0]  # it leads the group, and its own weights are old
     group = arrive(stray)
-    assert group.behind is not None and group.behind.name in (peers[1].name, peers[2].name)
-    state = stray.presence.state_of(group.behind, [torch.empty(NUMEL)])
+    assert group.donor is not None and group.donor.name in (peers[1].name, peers[2].name)
+    state = stray.presence.state_of(group.donor, [torch.empty(NUMEL)])
     assert state is not None
     assert (state.lineage, state.round, state.phase_steps_done) == (RIGHT, 4, 3)
     assert torch.equal(state.vectors[0], torch.arange(NUMEL).float())

@@ -171,7 +171,7 @@ def test_a_member_whose_stream_ends_after_it_was_ready_is_left_out() -> None:
         (await harness.ready("c", lineage=X)).close()
         await asyncio.sleep(1.0)
         group = await harness.gather(lineage=OTHER)
-        assert group.behind is None and [link.peer_id for link in group.links] == ["b"]
+        assert group.donor is None and [link.peer_id for link in group.links] == ["b"]
 
     run(scene)
 
@@ -322,11 +322,11 @@ def test_a_leader_that_is_behind_is_sent_off_itself_while_the_others_hear_that_i
     async def scene(harness: Harness) -> None:
         members = [await harness.ready(name, lineage=Lineage("right", 10)) for name in ("b", "c")]
         group = await harness.gather(lineage=Lineage("wrong", 7))
-        assert group.behind is not None
+        assert group.donor is not None
         for end in members:
             while (said := await end.receive(LEADER_MESSAGE, 3)).names != "peer-a":  # before, it waited for peer-c
                 assert isinstance(said, WaitFor)
-        again = {(await harness.gather(lineage=Lineage("wrong", 7))).behind for _ in range(20)}
+        again = {(await harness.gather(lineage=Lineage("wrong", 7))).donor for _ in range(20)}
         assert {seat.peer_id for seat in again if seat is not None} == {"b", "c"}  # one of them may fail
         assert len((await harness.gather(lineage=Lineage("right", 10))).links) == 2
 
