@@ -24,9 +24,9 @@ END_PATIENCE = 5.0  # seconds in all for which a peer waits for partners after i
 NEVER = -1  # the round of the last meeting when there was none
 
 
-def near(eta: float, their_eta: float, phase: float, their_phase: float, window: float) -> bool:
+def near(eta: float, their_eta: float, phase_seconds: float, their_phase_seconds: float, window: float) -> bool:
     """Are two boundaries within ``window`` of the shorter inner phase? All times in seconds."""
-    return abs(eta - their_eta) <= window * min(phase, their_phase)
+    return abs(eta - their_eta) <= window * min(phase_seconds, their_phase_seconds)
 
 
 def longest_ago(candidates: Iterable[Candidate], met: Callable[[Candidate], int]) -> list[Candidate]:
@@ -68,14 +68,14 @@ def last_swaps(members: int, merged: bool) -> int:
     return max(swaps - merged, min(swaps, 1))
 
 
-def end_patience(swap: float, phase: float) -> float:
-    """Seconds in all for which a peer waits for partners after its last inner step, by those of its last ``swap``, with
-    the time to judge it, and of an inner ``phase``.
+def end_patience(swap_seconds: float, phase_seconds: float) -> float:
+    """Seconds in all for which a peer waits for partners after its last inner step. ``swap_seconds``: of its last swap,
+    with the time to judge it.
 
     Of an odd number of peers one is left over at the last boundary: it waits until the others have made that swap. A
     partner may draw a swap out, so it waits for no longer than a phase.
     """
-    return max(END_PATIENCE, min(1.5 * swap, phase))
+    return max(END_PATIENCE, min(1.5 * swap_seconds, phase_seconds))
 
 
 def ends_soon(tokens_left: float, rate: float, said: float, patience: float) -> bool:

@@ -14,13 +14,13 @@ COPY_RATE = 100e6  # bytes a second at which even a busy machine copies the stat
 CATCH_UP_LEAST = 60.0  # seconds that a group gives each member to take the group's state
 
 
-def swap_limit(stall: float, max_phases: float, phase: float | None) -> float:
-    """Seconds that a swap may take: ``max_phases`` inner phases of ``phase`` seconds.
+def swap_limit(stall: float, max_phases: float, phase_seconds: float | None) -> float:
+    """Seconds that a swap may take: ``max_phases`` inner phases of ``phase_seconds`` each.
 
     At least a ``stall`` for each look, so that a pause of the machine is not taken for a slow line where phases are
-    short. ``phase``: ``None`` or 0 before the first inner step.
+    short. ``phase_seconds``: ``None`` or 0 before the first inner step.
     """
-    return max(CHECKS * stall, max_phases * (phase or UNSEEN_PHASE))
+    return max(CHECKS * stall, max_phases * (phase_seconds or UNSEEN_PHASE))
 
 
 def state_limit(size: int, least: float) -> float:
@@ -33,12 +33,13 @@ def copy_limit(size: int, least: float) -> float:
     return max(least, size / COPY_RATE)
 
 
-def catch_up_limit(phase: float | None) -> float:
-    """Seconds that a group waits for a member that takes the group's state: an inner phase of ``phase`` seconds.
+def catch_up_limit(phase_seconds: float | None) -> float:
+    """Seconds that a group waits for a member that takes the group's state: those of an inner phase.
 
-    A state that takes longer is out of date when it has come. ``phase``: ``None`` or 0 before the first inner step.
+    A state that takes longer is out of date when it has come. ``phase_seconds``: ``None`` or 0 before the first inner
+    step.
     """
-    return max(CATCH_UP_LEAST, phase or 0.0)
+    return max(CATCH_UP_LEAST, phase_seconds or 0.0)
 
 
 def answer_limit(stall: float, sent: int) -> float:

@@ -73,30 +73,31 @@ class Assembly:
     """A group of everyone. ``seats`` are in the same order for all members; ``me``: this peer's place in it.
 
     The leader, which gathered the group, has place 0 and a stream to every other member in ``controls`` (by place); a
-    member has one, to the leader. ``token`` names this attempt. ``phase``: seconds of the leader's inner phase, 0
-    if it is not known: all must give up at the same time to tell whose fault it is.
+    member has one, to the leader. ``token`` names this attempt. ``phase_seconds``: of the leader's inner phase,
+    0 if it is not known: all must give up at the same time to tell whose fault it is.
     """
 
     token: str
     seats: tuple[Seat, ...]
     me: int
     controls: dict[int, Stream]
-    phase: float = 0.0
+    phase_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Group:
     """The other peers that average in this round; no links means alone.
 
-    ``tokens``: this peer's tokens since its last average, the weight of its contribution in a pair's swap. ``phase``:
-    seconds of its inner phase, by which a pair's swap is measured. ``lost``: why no group was formed although others
-    are there. ``donor``: a member that gives the others' slow weights, when this peer's differ.
+    ``tokens``: this peer's tokens since its last average, the weight of its contribution in a pair's swap.
+    ``phase_seconds``: of its inner phase, by which a pair's swap is measured.
+    ``lost``: why no group was formed although others are there.
+    ``donor``: a member that gives the others' slow weights, when this peer's differ.
     """
 
     round: int
     links: tuple[Link, ...] = ()
     assembly: Assembly | None = None
     tokens: int = 1
-    phase: float | None = None
+    phase_seconds: float | None = None
     lost: str = ""
     donor: Seat | None = None

@@ -42,16 +42,16 @@ class BoundaryClock:
         self.here = False
         self.run_ended = False  # this peer has made its last inner step
         self.swaps_ended = False  # and its last swap
-        self._left_phase = 0  # the inner phase whose boundary is over
+        self._left_phase = 0  # number of the inner phase whose boundary is over
 
     @contextmanager
-    def at_end_of(self, phase: int) -> Iterator[None]:
-        """While this peer is at the boundary that ends inner phase number ``phase``."""
+    def at_end_of(self, phase_number: int) -> Iterator[None]:
+        """While this peer is at the boundary that ends inner phase ``phase_number``."""
         self.here = True
         try:
             yield
         finally:
-            self._left_phase = phase
+            self._left_phase = phase_number
             self.here = False
 
     @property
@@ -60,8 +60,8 @@ class BoundaryClock:
         return self.progress.phases == self._left_phase
 
     @property
-    def longest_phase(self) -> float:
-        """Seconds of the longest inner phase that another member is believed to have."""
+    def longest_phase_seconds(self) -> float:
+        """Of the longest inner phase that another member is believed to have."""
         return LONGER_PHASE * (self.progress.phase_seconds or UNSEEN_PHASE)
 
     @property

@@ -207,11 +207,11 @@ class Presence:
 
     def _proved(self, group: Group) -> None:
         """Its members have done what they had to."""
-        phase = self._context.boundary.progress.phase_seconds or 0.0
+        phase_seconds = self._context.boundary.progress.phase_seconds or 0.0
         for link in group.links:
             self._node.proven.add(link.peer_id)
             self._context.backoff.forgive(link.peer_id)  # its group's leader has let it in
-            self._members.keep(link.peer_id, KEPT_PHASES * phase)
+            self._members.keep(link.peer_id, KEPT_PHASES * phase_seconds)
 
     def avoid(self, peer_id: str, outcome: Outcome, *, certain: bool = True) -> None:
         """A round failed because of this member: leave it out for a while. A time-out is no offence of one with which

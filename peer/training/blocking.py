@@ -47,7 +47,8 @@ class Blocking(Boundary):
                 group = self.presence.group_for(self.counters.round)
                 if group.donor is not None:
                     group = self.caught_up(group.donor)
-                group = replace(group, tokens=self.counters.phase_tokens, phase=self.context.progress.phase_seconds)
+                phase_seconds = self.context.progress.phase_seconds
+                group = replace(group, tokens=self.counters.phase_tokens, phase_seconds=phase_seconds)
             self.judge()  # the partner waits for parts more patiently than for a peer that has not come
             group = self.presence.still(group)
             with phase("exchange"):

@@ -138,7 +138,7 @@ class Overlapped(Boundary):
 
         def meet() -> Group:
             group = self.presence.group_for(round, after)
-            return replace(group, tokens=ended.tokens, phase=progress.phase_seconds)
+            return replace(group, tokens=ended.tokens, phase_seconds=progress.phase_seconds)
 
         mailbox = self.exchange.start(progress.step_seconds, meet)
         self._swap = RunningSwap(mailbox, self.reached(ended.inner), PartOpening(self.method, mailbox.parts))

@@ -61,17 +61,17 @@ def swap(config: Config, numel: int, line: Line, whole: Line, step: float | None
         said = f"{what} take about {seconds:.3g} s; the seconds of an inner step are unknown: no member tells its own"
         yield ok(TOPIC, f"{said}. {run.inner_steps} of them should take longer than that")
         return
-    phase = run.inner_time or run.inner_steps * step
-    share, least = seconds / phase, 1.0 if run.exchange.overlap else MOST_WAITED
-    of = f"of an inner phase ({phase:.3g} s, by the steps of the members)"
+    phase_seconds = run.inner_time or run.inner_steps * step
+    share, least = seconds / phase_seconds, 1.0 if run.exchange.overlap else MOST_WAITED
+    of = f"of an inner phase ({phase_seconds:.3g} s, by the steps of the members)"
     said = f"{what} take about {seconds:.3g} s, {100 * share:.3g}% {of}"
     if share <= least:
         yield ok(TOPIC, said)
-    elif in_pairs and seconds > swap_limit(run.exchange.stall, run.exchange.max_phases, phase):
-        yield fail(TOPIC, f"{said}: no swap ends in time", _advice(config, numel, used, phase, least))
+    elif in_pairs and seconds > swap_limit(run.exchange.stall, run.exchange.max_phases, phase_seconds):
+        yield fail(TOPIC, f"{said}: no swap ends in time", _advice(config, numel, used, phase_seconds, least))
     else:
         why = "boundaries are postponed" if run.exchange.overlap else "each boundary waits for it"
-        yield warn(TOPIC, f"{said}: {why}", _advice(config, numel, used, phase, least, sent))
+        yield warn(TOPIC, f"{said}: {why}", _advice(config, numel, used, phase_seconds, least, sent))
 
 
 def bytes_of(run: RunConfig, numel: int, members: int) -> float:
@@ -83,7 +83,9 @@ def bytes_of(run: RunConfig, numel: int, members: int) -> float:
     return 2 * (members - 1) / members * Rounding(run.exchange.codec).size(numel)
 
 
-def _advice(config: Config, numel: int, line: Line, phase: float, least: float, sent: float | None = None) -> str:
+def _advice(
+    config: Config, numel: int, line: Line, phase_seconds: float, least: float, sent: float | None = None
+) -> str:
     """The settings by which the share of a phase becomes ``least``; ``sent``: bytes as it is."""
     run = config.run
     ways, best = [], line.seconds(bytes_of(run, numel, 2) if sent is None else sent)
@@ -91,13 +93,13 @@ def _advice(config: Config, numel: int, line: Line, phase: float, least: float, 
         taken = {it: line.seconds(size(it, numel)) for it in CODECS["noloco"]}
         shorter = {it: taken[it] for it in ("int8", "int4") if taken[it] < 0.9 * taken[run.exchange.codec]}
         for codec, seconds in shorter.items():
-            if seconds <= least * phase:
-                ways.append(f"run.exchange.codec={codec} ({100 * seconds / phase:.3g}%)")
+            if seconds <= least * phase_seconds:
+                ways.append(f"run.exchange.codec={codec} ({100 * seconds / phase_seconds:.3g}%)")
                 break
-    ways.append(_longer(run, best, phase, least))
+    ways.append(_longer(run, best, phase_seconds, least))
     if isinstance(run.outer, NoLoCoConfig) and len(ways) == 1 and shorter:
         codec, seconds = min(shorter.items(), key=lambda it: it[1])
-        ways.append(f"run.exchange.codec={codec} with {_longer(run, seconds, phase, least)}")
+        ways.append(f"run.exchange.codec={codec} with {_longer(run, seconds, phase_seconds, least)}")
     limits = [
         f"peer.network.{key} ({value}) higher here"
         for key, value in (
@@ -109,11 +111,11 @@ def _advice(config: Config, numel: int, line: Line, phase: float, least: float, 
     return ", or ".join(f"{way} in the whole swarm" for way in ways) + "".join(f", or {it}" for it in limits)
 
 
-def _longer(run: RunConfig, seconds: float, phase: float, least: float) -> str:
+def _longer(run: RunConfig, seconds: float, phase_seconds: float, least: float) -> str:
     """The setting by which ``seconds`` become ``least`` of a phase."""
     if run.inner_time:
         return f"run.inner_time={math.ceil(seconds / least)}"
-    return f"run.inner_steps={math.ceil(run.inner_steps * seconds / phase / least)}"
+    return f"run.inner_steps={math.ceil(run.inner_steps * seconds / phase_seconds / least)}"
 
 
 def _megabytes(count: float) -> str:

@@ -64,7 +64,7 @@ class GroupProtocol(ABC, Generic[Each]):
                 return Averaged(self._buffer, Outcome.TIMEOUT, detail=group.lost)
             return Averaged(self._buffer, Outcome.ALONE, digest=self._digest())
         began, stall = clock.monotonic(), self._settings.stall
-        deadlines = RoundDeadlines(stall, swap_limit(stall, self._settings.max_phases, group.assembly.phase))
+        deadlines = RoundDeadlines(stall, swap_limit(stall, self._settings.max_phases, group.assembly.phase_seconds))
         carried = self._carries(len(group.assembly.seats))
         streams = GroupStreams(self._network, self._incoming, group.assembly, self._numel, stall, carried)
         work = self._guarded(contribution, group.round, streams, deadlines)

@@ -81,7 +81,7 @@ class PairProtocol:
         judgement = self._guard.judgement(link.peer_id, self._numel)
         began, sent, received = clock.monotonic(), stream.all_sent, stream.all_received
         least, phases = self._settings.stall, self._settings.max_phases
-        usual = swap_limit(least, phases, group.phase)
+        usual = swap_limit(least, phases, group.phase_seconds)
 
         async def converse() -> Verdict:
             header = await exchange_headers(stream, self._numel, self._codec, group, pace, least)
@@ -100,7 +100,7 @@ class PairProtocol:
                 answer = answer_limit(stall, size(self._codec.sends, self._numel))
                 return await exchange_verdicts(stream, judgement.verdict(fingerprint), answer)
 
-            return await in_time(unless_away(swap(), self._away), left, swap_limit(stall, phases, group.phase))
+            return await in_time(unless_away(swap(), self._away), left, swap_limit(stall, phases, group.phase_seconds))
 
         verdict = self._network.call(guarded(converse(), stream, least), 2 * (least + usual) + THREAD_GRACE)
         self._codec.settle(verdict.outcome is Outcome.MERGED, whole=judgement.whole)

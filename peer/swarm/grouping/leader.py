@@ -120,8 +120,8 @@ class GroupLeader:
         and once as long as catching up may take, as each member expects.
         """
         me, own = self._known.own_seat(), self._context.counters.lineage
-        phase = self._context.boundary.progress.phase_seconds or 0.0
-        self._gathering, catch_up = True, catch_up_limit(phase)
+        phase_seconds = self._context.boundary.progress.phase_seconds or 0.0
+        self._gathering, catch_up = True, catch_up_limit(phase_seconds)
         until = min(until, clock.monotonic() + self._known.patience(me.peer_id) + catch_up)
         while True:
             self._news.clear()
@@ -129,7 +129,7 @@ class GroupLeader:
             if not late or self._context.away or clock.monotonic() >= until:
                 outdated = self._outdated(own) if self._equal else None
                 if outdated is None:
-                    return await self._send_roster(me, round, phase)
+                    return await self._send_roster(me, round, phase_seconds)
                 reference, outdated_members = outdated
                 if own != reference:
                     self._gathering = False
@@ -239,7 +239,7 @@ class GroupLeader:
 
     # -- the roster
 
-    async def _send_roster(self, me: Seat, round: int, phase: float) -> Group:
+    async def _send_roster(self, me: Seat, round: int, phase_seconds: float) -> Group:
         members = [it for it in self._joined.values() if it.ready is not None]
         self._joined = {key: it for key, it in self._joined.items() if it.ready is None}
         members.sort(key=lambda member: member.seat.peer_id)
@@ -249,13 +249,14 @@ class GroupLeader:
         if not members:
             return Group(round)
         round = min(round, *(member.round for member in members))
-        roster = fitting(Roster(token=secrets.token_hex(16), members=list(seats), round=round, phase=phase))
+        roster = Roster(token=secrets.token_hex(16), members=list(seats), round=round, phase=phase_seconds)
+        roster = fitting(roster)
         for member in members:
             member.changed.set()
             await _tell(member, roster)
         controls = {index: member.stream for index, member in enumerate(members, 1)}
         links = tuple(Link(seat.peer_id, seat.name) for seat in seats[1:])
-        return Group(round, links, Assembly(roster.token, seats, 0, controls, phase))
+        return Group(round, links, Assembly(roster.token, seats, 0, controls, phase_seconds))
 
 
 async def _tell(member: JoinedMember, message: LeaderMessage) -> None:

@@ -173,5 +173,6 @@ class GroupMember:
             return f"{current.seat.name} sent a roster without this peer or itself"
         me = ids.index(self._node.peer_id)
         links = tuple(Link(seat.peer_id, seat.name) for index, seat in enumerate(seats) if index != me)
-        phase = min(roster.phase, self._boundary.longest_phase)
-        return Group(min(round, roster.round), links, Assembly(roster.token, seats, me, {0: current.stream}, phase))
+        phase_seconds = min(roster.phase, self._boundary.longest_phase_seconds)
+        assembly = Assembly(roster.token, seats, me, {0: current.stream}, phase_seconds)
+        return Group(min(round, roster.round), links, assembly)

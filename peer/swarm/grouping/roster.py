@@ -138,10 +138,10 @@ class KnownMembers:
         """Seconds of the longest wait for a member. Who has not taken part in a round delays the others by few phases:
         an id costs nothing. So does this peer, if it leads: the others give up a new leader that waits longer.
         """
-        phase, own = self._progress.phase_seconds, peer_id == self._node.peer_id
-        if phase is None or (self.leadership.established if own else peer_id in self._node.proven):
+        phase_seconds, own = self._progress.phase_seconds, peer_id == self._node.peer_id
+        if phase_seconds is None or (self.leadership.established if own else peer_id in self._node.proven):
             return self._patience
-        return min(self._patience, NEW_PHASES * phase + NEW_SLACK)
+        return min(self._patience, NEW_PHASES * phase_seconds + NEW_SLACK)
 
     def longest(self, peer_id: str) -> float:
         """Seconds that a round of this member may make others wait: for members, and once until all caught up.
@@ -149,7 +149,7 @@ class KnownMembers:
         Who is new to a group that averages already takes its weights before it leads.
         """
         known = peer_id in self._node.proven or peer_id == self._node.peer_id or not self.leadership.established
-        return self.patience(peer_id) + (catch_up_limit(self._boundary.longest_phase) if known else 0.0)
+        return self.patience(peer_id) + (catch_up_limit(self._boundary.longest_phase_seconds) if known else 0.0)
 
     def missed(self, peer_id: str, waited: float = 0.0) -> None:
         """A member has not come in the time that it announced, or a leader has formed no group for ``waited`` seconds.

@@ -58,8 +58,7 @@ class Proposals:
         self._met: dict[str, int] = {}  # the round in which a partner was met last
         self._tried: dict[str, int] = {}  # the round, before this one, in which a member was asked last
         self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
-        # met since the last inner step, or without a further swap
-        self._met_at_end: set[str] = set()
+        self._met_at_end: set[str] = set()  # met since the last inner step, or without a further swap
         self._silent: dict[str, float] = {}  # time at which a peer has not answered
         self._wary_until = 0  # the round before which members that were never met are asked last
         self._in_vain = 0  # how often they have cost time since one was met
@@ -76,10 +75,8 @@ class Proposals:
 
     def pause(self) -> float:
         """Seconds between two proposals; short phases leave little time to find a partner."""
-        least, most = PAUSE_SECONDS
-        return min(
-            max(random.uniform(*PROPOSAL_PAUSE) * (self._boundary.progress.phase_seconds or math.inf), least), most
-        )
+        (least, most), phase_seconds = PAUSE_SECONDS, self._boundary.progress.phase_seconds or math.inf
+        return min(max(random.uniform(*PROPOSAL_PAUSE) * phase_seconds, least), most)
 
     # -- asking
 
@@ -98,11 +95,13 @@ class Proposals:
                 round, opens = agreement.round, random.uniform(*OPENS)
             if agreement.meeting is not None or self._boundary.here or self._context.away:
                 continue
-            eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds
-            if eta is None or not phase or eta / phase > max(opens, LAST_CALL):
+            eta, phase_seconds = self._boundary.eta(), self._boundary.progress.phase_seconds
+            if eta is None or not phase_seconds or eta / phase_seconds > max(opens, LAST_CALL):
                 continue
-            candidate = min(askable(self._candidates(), eta / phase, opens), key=self._last_asked, default=None)
-            if candidate is not None and self._last_asked(candidate) < clock.monotonic() - ASK_AGAIN_PHASES * phase:
+            candidates = askable(self._candidates(), eta / phase_seconds, opens)
+            candidate = min(candidates, key=self._last_asked, default=None)
+            again = clock.monotonic() - ASK_AGAIN_PHASES * phase_seconds
+            if candidate is not None and self._last_asked(candidate) < again:
                 await self._propose(candidate)
 
     def _end_round(self, round: int) -> None:
@@ -117,10 +116,11 @@ class Proposals:
 
     async def _rest(self, opens: float) -> None:
         """A pause. It is longer while this peer has a meeting, or is far from the time from which it asks others."""
-        meeting, eta, phase = self._agreement.meeting, self._boundary.eta(), self._boundary.progress.phase_seconds
+        meeting, eta = self._agreement.meeting, self._boundary.eta()
+        phase_seconds = self._boundary.progress.phase_seconds
         idle = QUIET_SECONDS if self._context.away else 0.0
-        if not idle and eta is not None and phase:
-            idle = eta if meeting is not None else (eta - max(opens, LAST_CALL) * phase) / 2
+        if not idle and eta is not None and phase_seconds:
+            idle = eta if meeting is not None else (eta - max(opens, LAST_CALL) * phase_seconds) / 2
         seconds = max(self.pause(), min(idle, QUIET_SECONDS))
         if meeting is not None and not meeting.came.done():
             await asyncio.wait([meeting.came], timeout=seconds)  # it may be cancelled
@@ -279,10 +279,10 @@ class Proposals:
         await stream.send(accepted, MEET_TIMEOUT)
 
     def _objection(self, proposal: Propose, remote: str) -> Decline | None:
-        eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds
+        eta, phase_seconds = self._boundary.eta(), self._boundary.progress.phase_seconds
         if self._boundary.swaps_ended:
             return Decline(reason=SWAPS_ENDED)
-        if self._context.away or eta is None or phase is None:
+        if self._context.away or eta is None or phase_seconds is None:
             return Decline(reason="not ready to meet")
         if self._agreement.meeting is not None:
             return Decline(reason="has a meeting")
@@ -295,6 +295,6 @@ class Proposals:
         fresh = self._asking == remote and clock.monotonic() - self._asked.get(remote, 0.0) < ANSWER_SECONDS
         if fresh and self._node.peer_id < remote:
             return Decline(reason="has an open proposal")
-        if not near(eta, proposal.eta, phase, proposal.phase, self._settings.window):
+        if not near(eta, proposal.eta, phase_seconds, proposal.phase, self._settings.window):
             return Decline(reason="boundaries too far apart")
         return None

@@ -57,11 +57,11 @@ class PairMatching(Matching):
     def group_for(self, round: int, after: int | None = None) -> Group:
         """The partner that is at this boundary too, or none. Never waits longer than announced."""
         self._agreement.round = round
-        phase = self._boundary.progress.phase_seconds or 0.0
-        linger = 0.0 if after is None else LINGER_PHASES * phase
+        phase_seconds = self._boundary.progress.phase_seconds or 0.0
+        linger = 0.0 if after is None else LINGER_PHASES * phase_seconds
         if self._boundary.run_ended:
             linger = self._patience
-        patience = linger + 4 * phase + 4 * (PARTNER_SLACK + MEET_TIMEOUT)
+        patience = linger + 4 * phase_seconds + 4 * (PARTNER_SLACK + MEET_TIMEOUT)
         return self._node.call(self._meet(self._boundary.progress.phases if after is None else after, linger), patience)
 
     def postpone(self, reason: str = "our last swap has not ended") -> None:
@@ -78,19 +78,19 @@ class PairMatching(Matching):
         return self._proposals.count() if self._patience > 0 else 0
 
     def avoid(self, peer_id: str, *, offence: bool, phases: float = BACKOFF_PHASES) -> None:
-        phase = self._boundary.progress.phase_seconds or 1.0
-        seconds = self._context.backoff.note(peer_id, phases * phase, offence=offence)
+        phase_seconds = self._boundary.progress.phase_seconds or 1.0
+        seconds = self._context.backoff.note(peer_id, phases * phase_seconds, offence=offence)
         log.warning("avoids a peer: %s", fields(peer=self._context.members.name_of(peer_id), seconds=seconds))
         self._node.spawn(self._agreement.drop(peer_id))
 
     # -- on the network thread
 
-    async def _meet(self, phase: int, linger: float) -> Group:
-        """At the boundary that ends inner phase number ``phase``."""
+    async def _meet(self, phase_number: int, linger: float) -> Group:
+        """At the boundary that ends inner phase ``phase_number``."""
         agreement, began = self._agreement, clock.monotonic()
         until = began + linger
         try:
-            with self._boundary.at_end_of(phase):
+            with self._boundary.at_end_of(phase_number):
                 for _ in range(2):  # the agreed meeting, and another one if it fails
                     while agreement.meeting is None:
                         await self._proposals.ask_around()
@@ -114,8 +114,8 @@ class PairMatching(Matching):
 
     async def _partner_of(self, meeting: Meeting, linger: float) -> Link | None:
         """Tell the partner that this peer is here; wait for it as long as it announced. ``linger``: seconds on top."""
-        phase, reason = self._boundary.progress.phase_seconds, "left"
-        if phase and meeting.their_eta() > phase:  # this peer is here much earlier than it announced
+        phase_seconds, reason = self._boundary.progress.phase_seconds, "left"
+        if phase_seconds and meeting.their_eta() > phase_seconds:  # this peer is here much earlier than it announced
             self._cancel(meeting, "comes more than a phase later")
             return None
         try:

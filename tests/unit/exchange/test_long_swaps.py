@@ -63,7 +63,7 @@ def swap(
     sides = [PairExchange(thread, 1, codec_named(codec, numel), ExchangeConfig(), Guard(), it) for it in (away, stays)]
     for side in sides:
         side._numel, side._buffer = numel, LastPart()  # type: ignore[assignment]
-    groups = [Group(5, (Link("B", "b", stream),), phase=phase) for stream in streams]
+    groups = [Group(5, (Link("B", "b", stream),), phase_seconds=phase) for stream in streams]
     works = [
         partial(side.average, Drawn(numel, n), group) for n, (side, group) in enumerate(zip(sides, groups, strict=True))
     ]

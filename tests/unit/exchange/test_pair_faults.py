@@ -37,7 +37,7 @@ def swap(thread: LoopThread, partner: Partner, initiator: bool = True) -> Averag
     ours.hang_up = lambda: hung_up.append(True)
     own = torch.randn(NUMEL)
     kept = own.clone()
-    averaged = pair_exchange(thread, NUMEL).average(Vector(own), Group(0, (Link("B", "b", ours),), phase=PHASE))
+    averaged = pair_exchange(thread, NUMEL).average(Vector(own), Group(0, (Link("B", "b", ours),), phase_seconds=PHASE))
     assert torch.equal(own, kept)
     if averaged.outcome is not Outcome.MERGED:
         assert torch.equal(averaged.mean, own)

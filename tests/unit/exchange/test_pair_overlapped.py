@@ -70,7 +70,7 @@ class Trainee:
 
 
 def with_link(stream: Stream, tokens: int = 1, phase: float = PHASE) -> Callable[[], Group]:
-    return lambda: Group(0, (Link("B", "b", stream),), tokens=tokens, phase=phase)
+    return lambda: Group(0, (Link("B", "b", stream),), tokens=tokens, phase_seconds=phase)
 
 
 def both(

@@ -115,7 +115,7 @@ def swap(thread: LoopThread, limits: dict[str, str], phase: float) -> list[Avera
     settings = ExchangeConfig(stall=STALL)
     sides = [PairExchange(thread, NUMEL, codec_named("none", NUMEL), settings, Guard()) for _ in streams]
     vectors = [torch.randn(NUMEL, generator=torch.Generator().manual_seed(0)) for _ in streams]
-    groups = [Group(0, (Link("B", "b", stream),), phase=phase) for stream in streams]
+    groups = [Group(0, (Link("B", "b", stream),), phase_seconds=phase) for stream in streams]
     works = zip(sides, vectors, groups, strict=True)
     return at_once([partial(side.average, Vector(it), group) for side, it, group in works], seconds=1e4)
 

@@ -39,7 +39,7 @@ class Group:
             background=lambda work: self.answers.append(asyncio.ensure_future(work)),
         )
         boundary = SimpleNamespace(
-            here=True, progress=SimpleNamespace(phase_seconds=2.0), eta=lambda: 1.0, longest_phase=2.0
+            here=True, progress=SimpleNamespace(phase_seconds=2.0), eta=lambda: 1.0, longest_phase_seconds=2.0
         )
         members, backoff = SimpleNamespace(live=lambda: []), PeerBackoff()
         context: Any = SimpleNamespace(

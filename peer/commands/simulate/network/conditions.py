@@ -108,8 +108,8 @@ class Chance:
         steps = self._it.step_seconds * self.rng.lognormal(0.0, self._it.step_sigma, shape)
         return np.asarray(steps.sum(1) / self.speed)
 
-    def phase(self, peer: int) -> float:
-        """Seconds of one inner phase of one peer."""
+    def phase_seconds(self, peer: int) -> float:
+        """Of one inner phase of one peer."""
         steps = self._it.step_seconds * self.rng.lognormal(0.0, self._it.step_sigma, self._it.inner_steps)
         return float(steps.sum() / self.speed[peer])
 

@@ -32,8 +32,8 @@ class _Pairs:
 
     def __init__(self, it: Conditions, seed: int) -> None:
         self.it, self.chance = it, Chance(it, seed)
-        self.phase = self.chance.phases()  # seconds of the present phase, for each peer
-        self.due = self.phase.copy()  # next boundary
+        self.phase_seconds = self.chance.phases()  # of the present phase, for each peer
+        self.due = self.phase_seconds.copy()  # next boundary
         self.meeting = np.full(it.peers, -1)
         self.arrived = np.full(it.peers, np.nan)  # since when it is at its boundary
         self.busy = np.zeros(it.peers)  # until when its overlapped swap takes
@@ -55,7 +55,7 @@ class _Pairs:
                 for free, when in self._boundary(peer, time):
                     self._end(free, when)
             elif self.meeting[peer] < 0 and self._agree(peer, time, it.window, 1) < 0:
-                self._seek(peer, time + sum(PROPOSAL_PAUSE) / 2 * self.phase[peer])
+                self._seek(peer, time + sum(PROPOSAL_PAUSE) / 2 * self.phase_seconds[peer])
         idle = 1 - float(self.trained.sum()) / float(self.left.sum())
         merged = self.merged / (it.peers * it.rounds - self.postponed)
         ends, sent = self._ends(), merged * it.payload * it.coded
@@ -64,9 +64,9 @@ class _Pairs:
 
     def _begin(self, peer: int, time: float) -> None:
         """Begin an inner phase."""
-        self.due[peer] = time + self.phase[peer]
+        self.due[peer] = time + self.phase_seconds[peer]
         heapq.heappush(self.events, (float(self.due[peer]), True, peer))
-        self._seek(peer, float(self.due[peer] - self.chance.rng.uniform(*OPENS) * self.phase[peer]))
+        self._seek(peer, float(self.due[peer] - self.chance.rng.uniform(*OPENS) * self.phase_seconds[peer]))
 
     def _seek(self, peer: int, time: float) -> None:
         if time < self.due[peer]:
@@ -74,11 +74,11 @@ class _Pairs:
 
     def _end(self, peer: int, time: float) -> None:
         """End a round."""
-        self.trained[peer] += self.phase[peer]
+        self.trained[peer] += self.phase_seconds[peer]
         self.rounds[peer] += 1
         self.left[peer] = time
         if self.rounds[peer] < self.it.rounds:
-            self.phase[peer] = self.chance.phase(peer)
+            self.phase_seconds[peer] = self.chance.phase_seconds(peer)
             self._begin(peer, time + _join(self.it, self.chance))
 
     def _boundary(self, peer: int, time: float) -> list[tuple[int, float]]:
@@ -96,7 +96,7 @@ class _Pairs:
         if np.isnan(self.arrived[partner]):
             self.arrived[peer] = time
             return [(peer, time)] if overlap else []
-        seconds, merged = self._swap(float(min(self.phase[peer], self.phase[partner])))
+        seconds, merged = self._swap(float(min(self.phase_seconds[peer], self.phase_seconds[partner])))
         done = time + seconds
         self.merged += 2 * merged
         self.last_merged[[peer, partner]] = merged
@@ -115,17 +115,17 @@ class _Pairs:
         if self.busy[peer] > mine:
             return -1
         for other in self.chance.rng.integers(0, self.it.peers, tries):
-            close = near(mine, self.due[other], self.phase[peer], self.phase[other], window)
+            close = near(mine, self.due[other], self.phase_seconds[peer], self.phase_seconds[other], window)
             free = self.meeting[other] < 0 and self.busy[other] <= self.due[other] and self.due[other] >= time
             if other != peer and close and free and self.rounds[other] < self.it.rounds:
                 self.meeting[peer], self.meeting[other] = other, peer
                 return int(other)
         return -1
 
-    def _swap(self, phase: float) -> tuple[float, bool]:
-        """Seconds until it has ended, and whether it has merged. ``phase``: the shorter one of the two peers."""
+    def _swap(self, phase_seconds: float) -> tuple[float, bool]:
+        """Seconds until it has ended, and whether it has merged. ``phase_seconds``: of the faster peer."""
         it, seconds = self.it, transfer(self.it, self.it.payload * self.it.coded)
-        limit = swap_limit(it.stall, it.max_phases, phase)
+        limit = swap_limit(it.stall, it.max_phases, phase_seconds)
         if seconds > limit:
             return limit / CHECKS, False
         seconds += sum(self.chance.latency() for _ in range(PAIR_MESSAGES))
@@ -139,7 +139,7 @@ class _Pairs:
         """
         clock = np.maximum(self.left, self.busy)
         usual = transfer(self.it, self.it.payload * self.it.coded)
-        patience = np.array([end_patience(usual, float(phase)) for phase in self.phase])
+        patience = np.array([end_patience(usual, float(seconds)) for seconds in self.phase_seconds])
         ending = [int((np.abs(clock - at) <= wait).sum()) for at, wait in zip(clock, patience, strict=True)]
         swaps = np.array([last_swaps(*it) for it in zip(ending, self.last_merged.tolist(), strict=True)])
         while len(here := np.flatnonzero((swaps > 0) & (patience > 0))) > 1:
@@ -152,7 +152,8 @@ class _Pairs:
                     continue
                 two = order.popleft()
                 patience[one] -= clock[two] - clock[one]
-                clock[[one, two]] = clock[two] + self._swap(float(min(self.phase[one], self.phase[two])))[0]
+                shorter = float(min(self.phase_seconds[one], self.phase_seconds[two]))
+                clock[[one, two]] = clock[two] + self._swap(shorter)[0]
                 swaps[[one, two]] -= 1
         return np.asarray(clock)
 
