@@ -67,7 +67,7 @@ class Codec(ABC):
     def meet(self, expects: float) -> None:  # noqa: B027
         """The partner's :attr:`expects` has come; before any part is encoded."""
 
-    def settle(self, merged: bool, *, whole: bool = False) -> None:  # noqa: B027
+    def end_round(self, merged: bool, *, whole: bool = False) -> None:  # noqa: B027
         """A round ends. ``merged``: the partner's parts are verified and used. ``whole``: they are verified."""
 
 

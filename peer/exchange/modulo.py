@@ -139,7 +139,7 @@ class Modulo(Codec):
             theirs[~possible] = torch.nan
         return theirs, wrong
 
-    def settle(self, merged: bool, *, whole: bool = False) -> None:
+    def end_round(self, merged: bool, *, whole: bool = False) -> None:
         if merged or whole:
             self._learn_distances()
         if not merged:

@@ -112,7 +112,7 @@ class Presence:
         why = "this peer has nothing in common with the swarm"
         return Replacement(why, -1, adopt=True, ids=ids, reach=reach) if ids else None
 
-    def settle(self, divergent: Collection[str], *, taken: bool) -> None:
+    def note_replacement(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer has ``taken`` the weights of others, or could not get them."""
         self._divergence.clear()
         if not taken:

@@ -76,7 +76,7 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validati
             log.warning("%s: took its weights: %s", needed.why, fields(own_round=own, round=believed.round))
             if believed is not taken:
                 log.warning(DOUBTED, fields(said=taken.round, round=believed.round))
-        presence.settle(needed.ids, taken=taken is not None)
+        presence.note_replacement(needed.ids, taken=taken is not None)
     return taken is not None
 
 

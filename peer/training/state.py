@@ -102,7 +102,7 @@ class PeerState(OuterState):
         for key in vars(self.counters).keys() & scalars.keys():
             setattr(self.counters, key, scalars[key])
         self.counters.lineage = Lineage(*scalars["lineage"])
-        self.settle()
+        self.open_rest()
         _set_rng(scalars["rng"], self.inner.device)
 
     def move_to(self, device: torch.device) -> None:

@@ -152,7 +152,7 @@ def payload(data: bytes) -> None:
     codec = codec_named(name, NUMEL)
     codec.begin()
     codec.decode(name, 0, room, own, torch.empty(NUMEL))
-    codec.settle(True)
+    codec.end_round(True)
     codec.begin()
     assert len(codec.encode(0, own)) == size(codec.sends, NUMEL)
     coefficients = torch.frombuffer(room[: 4 * (len(room) // 4)], dtype=torch.float32)

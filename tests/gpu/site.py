@@ -73,7 +73,7 @@ class Site:
         train = text(config).train
         return replica.replica(config, train, stream=stream, device=self.device, context=LoopContext())
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the device."""
         if self.accelerator:
             torch.cuda.synchronize(self.device)
@@ -98,10 +98,10 @@ class Site:
 
     def busy_seconds(self) -> float:
         """That the device takes for what :meth:`keep_busy` queues."""
-        self.settle()
+        self.synchronize()
         began = time.monotonic()
         self.keep_busy()
-        self.settle()
+        self.synchronize()
         return time.monotonic() - began
 
 

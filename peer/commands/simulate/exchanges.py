@@ -54,7 +54,7 @@ def swap(one: Replica, two: Replica) -> tuple[tuple[Tensor, Tensor], tuple[Verdi
     verdicts = verdict, other_verdict
     merged = both_merged(verdicts)
     for replica, judged in zip((one, two), judgements, strict=True):
-        replica.codec.settle(merged, whole=judged.whole)
+        replica.codec.end_round(merged, whole=judged.whole)
         replica.bytes_sent += sent
         replica.bytes_received += sent
     return (mean, other_mean), verdicts
@@ -202,7 +202,7 @@ class OverlappedSwap:
         self.verdicts = sides[0].verdict, sides[1].verdict
         for side, other in (sides, sides[::-1]):
             side.replica.swapped(other.replica.name)
-            side.replica.codec.settle(both_merged(self.verdicts), whole=side.judgement.whole)
+            side.replica.codec.end_round(both_merged(self.verdicts), whole=side.judgement.whole)
 
 
 def _swap_part(sides: list[_Side], start: int, stop: int) -> list[Tensor]:

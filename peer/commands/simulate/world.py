@@ -121,7 +121,7 @@ class World:
 
     def _alone(self, replica: Replica, outcome: Outcome) -> None:
         """The outer step of a group of one."""
-        replica.codec.settle(False)
+        replica.codec.end_round(False)
         replica.apply(average([replica])[0])
         replica.cross_boundary(outcome)
 

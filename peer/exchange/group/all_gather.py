@@ -64,7 +64,7 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
                     all_here.set()
                 await receive_fp32(stream, shown, stall)
                 stream.received()
-                await stream.settle(2)
+                await stream.await_acknowledgements(2)
                 await all_here.wait()
                 streams.require_agreement(held_apart(table, shown, place, me))
                 return theirs

@@ -137,7 +137,7 @@ class _Reduction:
             self._told.release()
             # Before the next wait: while this peer waits for a third member's table it reads no acknowledgements from
             # this stream, and the member's turn to send would never end.
-            await stream.settle(3)
+            await stream.await_acknowledgements(3)
             await self._checked.wait()
 
         await together([outward(), inward(), stream.acknowledge(3)])

@@ -92,7 +92,7 @@ class FlowControlledStream:
         while self.direct is not None and min(self._confirmed, self._begun) < payloads:
             await self._next()
 
-    async def settle(self, payloads: int) -> None:
+    async def await_acknowledgements(self, payloads: int) -> None:
         """After the other side's last payload: wait until it has all of our ``payloads``."""
         while self.direct is None and self._confirmed < payloads:
             if await self._next() == DATA:

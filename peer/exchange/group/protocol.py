@@ -36,7 +36,7 @@ from peer.rounds.types import Assembly, Group, Outcome
 
 Each = TypeVar("Each")
 Attempt = asyncio.Future[MemberReport]  # this peer's part of a round, which runs or has ended
-Settled = tuple[GroupVerdict, str]  # and the digest of this peer's result, unless it is known that nobody uses it
+Decision = tuple[GroupVerdict, str]  # and the digest of this peer's result, unless it is known that nobody uses it
 
 
 @dataclass(eq=False)
@@ -103,13 +103,13 @@ class GroupProtocol(ABC, Generic[Each]):
     async def _combine(self, own: Each, streams: GroupStreams) -> None:
         """The buffer ← the mean of all contributions. After a :class:`GroupFailure` the buffer is undefined."""
 
-    async def _guarded(self, own: Each, round: int, streams: GroupStreams, deadlines: RoundDeadlines) -> Settled:
+    async def _guarded(self, own: Each, round: int, streams: GroupStreams, deadlines: RoundDeadlines) -> Decision:
         """An attempt; each failure becomes a verdict."""
         assembly = streams.assembly
-        settle = self._lead if assembly.me == 0 else self._follow
+        decide = self._lead if assembly.me == 0 else self._follow
         try:
             async with running(self._attempt(own, round, streams, deadlines.limit)) as (work,):
-                return await settle(work, assembly, deadlines)
+                return await decide(work, assembly, deadlines)
         finally:
             self._incoming.clear()
             for stream in (*streams.by_place.values(), *assembly.controls.values()):
@@ -151,7 +151,7 @@ class GroupProtocol(ABC, Generic[Each]):
 
     # -- the leader
 
-    async def _lead(self, work: Attempt, assembly: Assembly, deadlines: RoundDeadlines) -> Settled:
+    async def _lead(self, work: Attempt, assembly: Assembly, deadlines: RoundDeadlines) -> Decision:
         async def of(place: int, control: Stream) -> MemberReport:
             try:
                 return sane(await self._hear(MemberReport, control, work, deadlines), place)
@@ -173,7 +173,7 @@ class GroupProtocol(ABC, Generic[Each]):
 
     # -- a member
 
-    async def _follow(self, work: Attempt, assembly: Assembly, deadlines: RoundDeadlines) -> Settled:
+    async def _follow(self, work: Attempt, assembly: Assembly, deadlines: RoundDeadlines) -> Decision:
         control = assembly.controls[0]
 
         async def report() -> None:

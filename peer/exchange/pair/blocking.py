@@ -30,7 +30,7 @@ class PairExchange(PairProtocol):
 
     def average(self, contribution: Contribution, group: Group) -> Averaged:
         if not group.links:
-            self._codec.settle(False)
+            self._codec.end_round(False)
             copy_own(contribution, self._buffer)
             return Averaged(self._buffer, Outcome.ALONE)
         prepare(self._codec, contribution)

@@ -54,7 +54,7 @@ class OverlappedPairExchange(PairProtocol):
         try:
             group = meet()
             if not group.links:
-                self._codec.settle(False)
+                self._codec.end_round(False)
                 mailbox.finish(Averaged(NOTHING, Outcome.ALONE))
                 return
             encode, receive = partial(self._encode, mailbox), partial(self._receive, mailbox)

@@ -42,7 +42,7 @@ LONGEST_STALL = 0.5  # of what a swap may take usually: how long a partner's ste
 
 @dataclass(frozen=True)
 class Transfer:
-    """What the two headers settle for the parts."""
+    """What the two headers fix for the parts."""
 
     stream: Stream
     judgement: Judgement
@@ -103,7 +103,7 @@ class PairProtocol:
             return await in_time(unless_away(swap(), self._away), left, swap_limit(stall, phases, group.phase_seconds))
 
         verdict = self._network.call(guarded(converse(), stream, least), 2 * (least + usual) + THREAD_GRACE)
-        self._codec.settle(verdict.outcome is Outcome.MERGED, whole=judgement.whole)
+        self._codec.end_round(verdict.outcome is Outcome.MERGED, whole=judgement.whole)
         return Averaged(
             mean=mean,
             outcome=verdict.outcome,

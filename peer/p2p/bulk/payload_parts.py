@@ -73,7 +73,7 @@ class PayloadParts:
         if room is not None:
             self._came[number] = ArrivedPart(room, data, digest)
 
-    def settled(self, number: int) -> bool:
+    def arrived_or_absent(self, number: int) -> bool:
         """Part ``number`` has come, or there is none in this payload."""
         return number in self._came or number == self.end
 

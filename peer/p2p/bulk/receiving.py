@@ -51,7 +51,7 @@ class IncomingParts(Handover):
             with self.changed:
                 payload.wanted = number
                 self.changed.notify_all()
-            await self.until(partial(payload.settled, number))
+            await self.until(partial(payload.arrived_or_absent, number))
             if number == payload.end:
                 return
             with self.changed:

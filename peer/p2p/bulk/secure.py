@@ -82,14 +82,14 @@ async def ready(sock: socket.socket, work: Callable[[], Value]) -> Value:
         except ssl.SSLWantWriteError:
             watch, forget = loop.add_writer, loop.remove_writer
         came = loop.create_future()
-        watch(sock, _settle, came)
+        watch(sock, _wake, came)
         try:
             await came
         finally:
             forget(sock)
 
 
-def _settle(came: asyncio.Future[None]) -> None:
+def _wake(came: asyncio.Future[None]) -> None:
     if not came.done():
         came.set_result(None)
 

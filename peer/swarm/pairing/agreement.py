@@ -70,7 +70,7 @@ class Meeting:
         """Seconds until this peer's boundary, as it announced."""
         return self.own_eta - (clock.monotonic() - self.agreed)
 
-    def settle(self, came: bool) -> None:
+    def resolve(self, came: bool) -> None:
         """The partner is ready, or the meeting is cancelled; the first call counts."""
         if not self.came.done():
             self.came.set_result(came)
@@ -94,17 +94,17 @@ class Agreement:
         patience = 2 * max(meeting.eta, self._boundary.eta() or 0.0) + 30
         try:
             await meeting.stream.receive(PartnerReady, patience)
-            meeting.settle(True)
+            meeting.resolve(True)
         except (TimeoutError, StreamLost, BadMessage) as error:
             log.debug("meeting is off: %s", fields(partner=meeting.name, reason=str(error)))
-            meeting.settle(False)
+            meeting.resolve(False)
             if not self._boundary.here:
                 self.cancel(meeting)
 
     def cancel(self, meeting: Meeting) -> None:
         """End this meeting without a swap."""
         meeting.stream.close()
-        meeting.settle(False)
+        meeting.resolve(False)
         if self.meeting is meeting:
             self.meeting = None
 

@@ -57,7 +57,7 @@ def _used(site: Site, case: Case, config: Config, overrides: tuple[str, ...]) ->
     subject, needed = f"memory of {case.name}", estimate(config.run, config.peer)
     before = 0
     if site.accelerator:
-        site.settle()
+        site.synchronize()
         site.free()
         before = torch.cuda.mem_get_info(site.device)[0]
         if needed.device_bytes * (1 + WITHIN) > before:

@@ -136,7 +136,7 @@ class Replay:
         """Compute this round if its partner is there too."""
         if row["outcome"] == "alone":
             replica = self._train(name)
-            replica.codec.settle(False)
+            replica.codec.end_round(False)
             replica.apply(average([replica])[0])
             replica.cross_boundary(Outcome.ALONE)
             return True

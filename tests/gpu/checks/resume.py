@@ -82,7 +82,7 @@ def _paused(site: Site, config: Config, precision: str) -> Finding:
 
 def allocated(site: Site) -> int:
     """Bytes of tensors on the device; 0 on a CPU."""
-    site.settle()
+    site.synchronize()
     return torch.cuda.memory_allocated(site.device) if site.accelerator else 0
 
 

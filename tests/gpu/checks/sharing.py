@@ -50,7 +50,7 @@ def _shared(site: Site, peers: int, overlap: bool) -> Finding:
     figures: dict[str, float] = {}
     lost: dict[str, float] = {}
     for codec in CODECS:
-        site.settle()
+        site.synchronize()
         found = Rounds(site, _config(site, codec, overlap), peers).run()
         faults += [f"{codec}: {fault}" for fault in found.faults]
         figures[codec], lost[codec] = found.theta, found.lost

@@ -138,10 +138,10 @@ def _ratios(site: Site, config: Config, state: PeerState, bare: BareLoop) -> tup
 
 
 def _seconds(site: Site, work: Callable[[int], object], steps: int) -> float:
-    site.settle()
+    site.synchronize()
     began = time.monotonic()
     work(steps)
-    site.settle()
+    site.synchronize()
     return time.monotonic() - began
 
 

@@ -97,13 +97,13 @@ class Swap:
             busy = ENOUGH * self._site.busy_seconds() if queued else 0.0
             for look in range(MOST_STEPS):
                 result = mailbox.result()
-                self._site.settle()
+                self._site.synchronize()
                 began = time.monotonic()
                 backlog = self._site.keep_busy() if queued and look % QUEUED_EVERY == 0 else None
                 self.corrected += amend_parts(self._peer.method, mailbox)
                 open_parts(opening, mailbox, mailbox.parts_to_open(), wait=False)
                 self.drained += backlog is not None and backlog.query() and time.monotonic() - began < busy
-                self._site.settle()
+                self._site.synchronize()
                 self._between.append(time.monotonic() - began)
                 if result is not None:
                     return result
@@ -122,10 +122,10 @@ class Swap:
 
 
 def _step(site: Site, peer: Sharer) -> float:
-    site.settle()
+    site.synchronize()
     began = time.monotonic()
     peer.train(1)
-    site.settle()
+    site.synchronize()
     return time.monotonic() - began
 
 

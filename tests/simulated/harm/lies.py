@@ -13,7 +13,7 @@ import torch
 
 from peer.exchange.group.all_reduce import _Reduction
 from peer.exchange.group.deadlines import RoundDeadlines
-from peer.exchange.group.protocol import Settled
+from peer.exchange.group.protocol import Decision
 from peer.exchange.group.streams import GroupStreams
 from peer.exchange.group.verdict import nobody
 from peer.exchange.group.wire import MemberReport
@@ -123,7 +123,7 @@ def _accuse(lie: str, exchange: Any) -> None:
             return report
         return MemberReport(culprit=_victim(streams.assembly), outcome=Outcome.CORRUPT, detail="it lies")
 
-    async def led(work: asyncio.Future[MemberReport], assembly: Assembly, deadlines: RoundDeadlines) -> Settled:
+    async def led(work: asyncio.Future[MemberReport], assembly: Assembly, deadlines: RoundDeadlines) -> Decision:
         await asyncio.wait([work])
         verdict = nobody(Outcome.CORRUPT, "it lies", _victim(assembly))
         for control in assembly.controls.values():

@@ -24,7 +24,7 @@ SWAP_SECONDS = 0.3
 
 
 class Peer:
-    """``settle`` is called with each group; :meth:`round_trip` returns the group too."""
+    """A member of a swarm that trains nothing."""
 
     def __init__(
         self,

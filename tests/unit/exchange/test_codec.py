@@ -41,7 +41,7 @@ def round_trip(pair: tuple[Codec, Codec], apart: float, numel: int = 5000, seed:
             codec.learn(0, change)
     errors = swap(pair[1], pair[0], two, one) - two, swap(pair[0], pair[1], one, two) - one
     for codec in pair:
-        codec.settle(True)
+        codec.end_round(True)
     return errors
 
 
@@ -101,7 +101,7 @@ def test_alien_weights_are_not_decoded_and_noticed_and_the_next_round_is_safe() 
     left, right = swap(pair[1], pair[0], two, one), swap(pair[0], pair[1], one, two)
     assert float((left == one).float().mean()) > 0.75  # all but a few of 20 blocks are its own
     for codec in pair:
-        codec.settle(True)
+        codec.end_round(True)
         assert codec.sends == "fp16"
     for _ in range(12):  # a reach doubles in a swap
         if pair[0].sends == pair[1].sends == "int4":
@@ -112,7 +112,7 @@ def test_alien_weights_are_not_decoded_and_noticed_and_the_next_round_is_safe() 
             assert float((swap(pair[1], pair[0], two, one) - two).abs().max()) < 2e-3
         swap(pair[0], pair[1], one, two)
         for codec in pair:
-            codec.settle(True)
+            codec.end_round(True)
     for codec in pair:
         assert codec.sends == "int4"
         codec.begin()
@@ -148,7 +148,7 @@ def test_what_a_newcomer_sends_is_decoded_although_it_had_trained_nothing_before
                 codec.learn(0, change)
         error = swap(newcomer, member, one, two) - one
         swap(member, newcomer, two, one)
-        newcomer.settle(True)
+        newcomer.end_round(True)
         if number:
             assert float(error.abs().max()) < 1e-3
 
@@ -167,7 +167,7 @@ def test_a_block_that_one_peer_never_moves_is_averaged_from_the_second_round_on(
         out = swap(pair[1], pair[0], two, one)
         swap(pair[0], pair[1], one, two)
         for codec in pair:
-            codec.settle(True)
+            codec.end_round(True)
             assert not codec.begin()
     assert float((out[:BLOCK] - two[:BLOCK]).abs().max()) < 2e-4
 
@@ -183,7 +183,7 @@ def test_a_false_distance_coarsens_no_later_payload_by_more_than_two(sent: Codec
     codec.begin()
     if sent == "int8":
         for _ in range(40):
-            hostile.settle(False)
+            hostile.end_round(False)
         assert isinstance(hostile, Modulo)
         hostile._reach.fill_(10.0)
         false = bytearray(hostile.encode(0, one + 5))
@@ -192,7 +192,7 @@ def test_a_false_distance_coarsens_no_later_payload_by_more_than_two(sent: Codec
     out = torch.empty(5000)
     codec.decode(sent, 0, false, one, out)
     assert float((out - one).abs().max()) > 1
-    codec.settle(True)
+    codec.end_round(True)
     assert (codec._reach <= 2.001 * before).all()
 
 
@@ -203,7 +203,7 @@ def test_a_failed_round_teaches_nothing() -> None:
     before = codec._range(0, torch.empty(20, BLOCK))
     codec.begin()
     codec.decode("int4", 0, bytearray(size("int4", 5000)), torch.randn(5000), torch.empty(5000))
-    codec.settle(False)
+    codec.end_round(False)
     torch.testing.assert_close(codec._range(0, before), before * WIDEN)  # whoever comes next may be further away
     assert codec.sends == "int4"
 
@@ -219,7 +219,7 @@ def test_whatever_arrives_is_decoded_without_harm(name: CodecName, junk: bytes, 
     data[: len(junk)] = junk[: len(data)]
     out = torch.empty(numel)
     codec.decode(name, 0, data, own, out)
-    codec.settle(True)
+    codec.end_round(True)
     assert codec._reach.isfinite().all()
     codec.begin()
     assert len(codec.encode(0, own)) == size(codec.sends, numel)
@@ -231,8 +231,8 @@ def test_a_partner_that_has_been_away_further_is_reached_too() -> None:
     round_trip(pair, 1.0)
     one, two, *_ = two_peers(5000, 1.0)
     two = two + 1.5e-3 * torch.randn(5000, generator=torch.Generator().manual_seed(3))
-    pair[1].settle(False)
-    pair[1].settle(False)
+    pair[1].end_round(False)
+    pair[1].end_round(False)
     for codec in pair:
         codec.begin()
     assert pair[1].expects > 1.5 * pair[0].expects

@@ -125,7 +125,7 @@ def test_a_step_that_no_peer_sends_is_refused_and_does_not_make_the_next_payload
     for it, peer in zip((codec, other), peers, strict=True):
         it.begin()
         it.learn(0, peer.change)
-        it.settle(True)
+        it.end_round(True)
     data = torch.frombuffer(bytearray(other.encode(0, peers[1].all())), dtype=torch.uint8)
     data.view(BLOCKS, -1)[:, :2] = torch.tensor([false]).bfloat16().view(torch.uint8)
     codec.begin()
@@ -134,7 +134,7 @@ def test_a_step_that_no_peer_sends_is_refused_and_does_not_make_the_next_payload
     judgement.unresolved += codec.decode(name, 0, bytearray(data.numpy().tobytes()), peers[0].all(), theirs)
     verdict = judge(peers[0], theirs, judgement)
     assert (verdict.outcome, verdict.reason) == (Outcome.POISONED, Reason.NOT_FINITE)
-    codec.settle(False, whole=judgement.whole)
+    codec.end_round(False, whole=judgement.whole)
     assert codec.sends == name and torch.equal(codec._reach, before)
     assert size(codec.sends, NUMEL) == size(name, NUMEL)
 

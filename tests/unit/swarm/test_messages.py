@@ -242,8 +242,8 @@ def test_a_partners_time_runs_out() -> None:
         await asyncio.sleep(15.0)
         first = meeting.their_eta()
         await asyncio.sleep(10.0)
-        meeting.settle(False)
-        meeting.settle(True)  # the first call counts
+        meeting.resolve(False)
+        meeting.resolve(True)  # the first call counts
         assert meeting.came.result() is False
         return first, meeting.their_eta()
 

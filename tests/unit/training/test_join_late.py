@@ -29,7 +29,7 @@ class Strangers:
     """A swarm of one other member, which this peer has nothing in common with."""
 
     def __init__(self, phi: Tensor | None, further: int = 0) -> None:
-        self.phi, self.origin, self.settled = phi, Origin(), list[bool]()
+        self.phi, self.origin, self.noted = phi, Origin(), list[bool]()
         self.ids, self.liars, self.asked = ["b"], list[str](), list[str]()
         self._further = further  # a latecomer's swarm is, by as many rounds
         self.reach = Reach()
@@ -55,8 +55,8 @@ class Strangers:
         round = 7 + self._further
         return State(step=round * H, round=round, vectors=room, donor=donor)
 
-    def settle(self, strangers: Collection[str], *, taken: bool) -> None:
-        self.settled.append(taken)
+    def note_replacement(self, strangers: Collection[str], *, taken: bool) -> None:
+        self.noted.append(taken)
 
 
 def clock() -> PhaseClock:
@@ -103,7 +103,7 @@ def test_good_weights_are_taken_whole_and_the_optimizer_begins_anew() -> None:
     assert torch.equal(theta(state), phi) and torch.equal(state.outer.slow.phi, phi)
     assert (state.counters.round, state.inner.step) == (7, 7 * H)  # also of those who are less far
     assert not state.inner.optimizer.state
-    assert presence.settled == [True]
+    assert presence.noted == [True]
 
 
 @pytest.mark.parametrize(("further", "round"), [(0, 9), (20, 12)])
@@ -127,7 +127,7 @@ def test_without_good_ones_everything_is_as_it_was_to_the_bit(phi: str) -> None:
     assert not join_late(state, presence, clock(), validation(state))  # type: ignore[arg-type]
     assert all(torch.equal(one, two) for one, two in zip(before, everything(state), strict=True))
     assert (state.counters.round, state.inner.step) == (9, 9 * H)
-    assert presence.settled == [False]
+    assert presence.noted == [False]
 
 
 @pytest.mark.parametrize("liars", [1, 2, 3])
@@ -138,7 +138,7 @@ def test_a_liar_among_the_donors_does_not_keep_a_peer_from_the_others(liars: int
     presence.liars = [f"liar {number}" for number in range(liars)]
     taken = liars < 3  # else training goes on for a while
     assert join_late(state, presence, clock(), validation(state)) is taken  # type: ignore[arg-type]
-    assert presence.asked == [*presence.liars, "b"][:3] and presence.settled == [taken]
+    assert presence.asked == [*presence.liars, "b"][:3] and presence.noted == [taken]
     found = everything(state)
     assert torch.equal(found[1], phi if taken else before[1])
 
@@ -171,7 +171,7 @@ def test_a_majority_is_not_believed_when_its_weights_are_much_worse(own: float, 
     presence = Strangers(noise(state.outer.slow.phi))
     assert join_late(state, presence, clock(), judge) is taken  # type: ignore[arg-type]
     assert all(torch.equal(one, two) for one, two in zip(before, everything(state), strict=True)) is not taken
-    assert presence.settled == [taken]
+    assert presence.noted == [taken]
 
 
 def worse(state: PeerState, judge: Validation, ratio: float) -> Tensor:
@@ -230,4 +230,4 @@ def test_who_has_nobody_to_take_from_takes_nothing() -> None:
     state, presence = trained(), Strangers(None)
     presence.ids = []
     assert not join_late(state, presence, clock(), validation(state))  # type: ignore[arg-type]
-    assert not presence.settled
+    assert not presence.noted

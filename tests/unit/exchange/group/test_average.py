@@ -326,13 +326,13 @@ def test_who_is_too_slow_for_the_deadline_is_named(monkeypatch: pytest.MonkeyPat
 def test_who_is_silent_after_its_last_bytes_costs_a_stall(monkeypatch: pytest.MonkeyPatch, silent: int) -> None:
     """A leader without a verdict, or a member without a report: not the limit of a round, which may be hours."""
     names = {0: "_lead", 2: "_follow"}
-    settle = getattr(AllReduceExchange, names[silent])
+    decide = getattr(AllReduceExchange, names[silent])
 
     async def says_nothing(exchange: Any, work: Any, assembly: Any, deadlines: RoundDeadlines) -> Any:
         if assembly.me == silent:
             await work
             await asyncio.sleep(20.0)
-        return await settle(exchange, work, assembly, deadlines)
+        return await decide(exchange, work, assembly, deadlines)
 
     monkeypatch.setattr(AllReduceExchange, names[silent], says_nothing)
     with many(3, 1000, settings=ExchangeConfig(codec="none", stall=2.0), phase=1000.0) as group:

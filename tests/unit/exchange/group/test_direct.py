@@ -194,7 +194,7 @@ def test_a_payload_that_takes_longer_than_a_stall_is_no_silence() -> None:
         async def inward() -> None:
             await receive_fp32(flow, torch.empty(3), stall)
             flow.received()
-            await flow.settle(1)
+            await flow.await_acknowledgements(1)
 
         await together([inward(), flow.send(fp32_parts(Vector(torch.ones(3))), turns(12)), flow.acknowledge(1)])
 
@@ -233,6 +233,6 @@ def test_a_frame_that_begins_a_payload_needs_them() -> None:
         one, other = await stream_pair()
         await one.write(bytes([BEGUN, 0, 0, 0, 0]), 1)
         with pytest.raises(BadMessage):
-            await FlowControlledStream(other, 0.1).settle(1)
+            await FlowControlledStream(other, 0.1).await_acknowledgements(1)
 
     run(asyncio.wait_for(hear(), 5))

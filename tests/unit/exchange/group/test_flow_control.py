@@ -31,7 +31,7 @@ def test_two_sides_swap_payloads_of_any_length_at_once() -> None:
         async def inward() -> None:
             await receive_fp32(stream, out, STALL)
             stream.received()
-            await stream.settle(1)
+            await stream.await_acknowledgements(1)
 
         await asyncio.gather(inward(), stream.send(fp32_parts(Vector(own)), order), stream.acknowledge(1))
 
@@ -50,7 +50,9 @@ def test_a_payload_that_is_not_there_yet_keeps_the_other_side_waiting_for_longer
         streams = await stream_pair()
         sender, receiver = (FlowControlledStream(stream, STALL) for stream in streams)
         ready, own, out = asyncio.Event(), torch.randn(10), torch.empty(10)
-        sending = asyncio.gather(sender.send(fp32_parts(Vector(own)), turns(40), ready), sender.settle(1))
+        sending = asyncio.gather(
+            sender.send(fp32_parts(Vector(own)), turns(40), ready), sender.await_acknowledgements(1)
+        )
         receiving = asyncio.gather(receive_fp32(receiver, out, STALL), receiver.acknowledge(1))
         await asyncio.sleep(2.5 * STALL)
         ready.set()

@@ -18,7 +18,7 @@ from peer.config.schema import CodecName
 from peer.exchange.group import sketch
 from peer.exchange.group.all_reduce import AllReduceExchange, _Reduction
 from peer.exchange.group.deadlines import RoundDeadlines
-from peer.exchange.group.protocol import Settled
+from peer.exchange.group.protocol import Decision
 from peer.exchange.group.rounding import MOST_LOST, Rounding
 from peer.exchange.group.shown import contradiction, digest_of, digest_table, held_apart, read_table, table
 from peer.exchange.group.sketch import LOOSE, NOTHING_LOST, PROJECTIONS, Sketch, Sketches, factors
@@ -132,7 +132,7 @@ def test_a_leader_that_says_to_use_its_false_mean_is_not_believed(monkeypatch: p
         if work._me == 0:
             work._mean.neg_()
 
-    async def believe_me(exchange: Any, work: Any, assembly: Assembly, deadlines: RoundDeadlines) -> Settled:
+    async def believe_me(exchange: Any, work: Any, assembly: Assembly, deadlines: RoundDeadlines) -> Decision:
         for control in assembly.controls.values():
             await control.receive(MemberReport, deadlines.limit)
             await control.send(GroupVerdict(commit=True), 1)

@@ -84,21 +84,21 @@ def test_it_is_whole_when_all_have_come_and_there_is_no_further_room() -> None:
 
 def test_one_of_no_parts_is_whole_at_the_first_look() -> None:
     payload = PayloadParts((), first=7)
-    assert not payload.settled(7)
+    assert not payload.arrived_or_absent(7)
     assert payload.next() is None
-    assert payload.whole and payload.settled(7) and payload.claimed == 7
+    assert payload.whole and payload.arrived_or_absent(7) and payload.claimed == 7
 
 
 def test_the_reader_gets_the_room_and_the_data_of_each_part_and_knows_the_end() -> None:
     room, data = memoryview(bytearray(5)), bytearray(b"later")
     payload = PayloadParts([room])
     asked(payload)
-    assert not payload.settled(0)
+    assert not payload.arrived_or_absent(0)
     payload.take(0, data, DIGEST)
-    assert payload.settled(0)
+    assert payload.arrived_or_absent(0)
     given = payload.give_out(0)
     assert given.room is room and given.data is data and given.digest == DIGEST
-    assert not payload.settled(0) and payload.settled(1)
+    assert not payload.arrived_or_absent(0) and payload.arrived_or_absent(1)
 
 
 def test_a_part_of_a_payload_whose_reader_has_given_up_counts_for_nothing_in_the_next_one() -> None:
@@ -109,7 +109,7 @@ def test_a_part_of_a_payload_whose_reader_has_given_up_counts_for_nothing_in_the
     for number in late:
         payload.give_back(number)
     arrive(payload, *late)
-    assert asked(payload) == [5, 6] and not any(map(payload.settled, late))
+    assert asked(payload) == [5, 6] and not any(map(payload.arrived_or_absent, late))
     arrive(payload, *late, 5)
     assert not payload.whole
     arrive(payload, 6)
