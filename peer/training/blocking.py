@@ -52,18 +52,18 @@ class Blocking(Boundary):
             self.judge()  # the partner waits for parts more patiently than for a peer that has not come
             group = self.presence.still(group)
             with phase("exchange"):
-                mean = self.exchange.average(self.outer.contribution(), group)
-            self._note_unheard(mean)
-            if not self.repeats(mean):
+                averaged = self.exchange.average(self.outer.contribution(), group)
+            self._note_unheard(averaged)
+            if not self.repeats(averaged):
                 break
         with phase("apply"), self.outer.slow.changing:
-            if mean.outcome is Outcome.MERGED and isinstance(self.outer, NoLoCo):
-                self.outer.merge(mean.mean)
-                self.rollback.begin([(0, mean.mean)], mean)
-            elif mean.outcome in (Outcome.MERGED, Outcome.ALONE) or not self.outer.equal_replicas:
-                self.outer.apply(mean.mean)
-            self.state.cross_boundary(mean.digest, members=len(mean.partners) + 1)
-        self.report(self.reached(inner), mean)
+            if averaged.outcome is Outcome.MERGED and isinstance(self.outer, NoLoCo):
+                self.outer.merge(averaged.mean)
+                self.rollback.begin([(0, averaged.mean)], averaged)
+            elif averaged.outcome in (Outcome.MERGED, Outcome.ALONE) or not self.outer.equal_replicas:
+                self.outer.apply(averaged.mean)
+            self.state.cross_boundary(averaged.digest, members=len(averaged.partners) + 1)
+        self.report(self.reached(inner), averaged)
         return True
 
     def caught_up(self, donor: Seat) -> Group:
@@ -79,14 +79,14 @@ class Blocking(Boundary):
         again = self.presence.group_for(self.counters.round)
         return again if again.donor is None else Group(self.counters.round, lost="the group's slow weights changed")
 
-    def _note_unheard(self, mean: Averaged) -> None:
+    def _note_unheard(self, averaged: Averaged) -> None:
         """Whose verdict was lost finds out by the lineage of the group, until the exchange uses its buffer for another
         contribution.
         """
         round, lineage = self.counters.round, self.counters.lineage
-        if mean.unheard:
-            self._unheard = Unheard(round, lineage.after(mean.unheard, len(mean.partners) + 1), mean.mean)
-        elif mean.outcome in (Outcome.MERGED, Outcome.ALONE) or (self._unheard and self._unheard.round != round):
+        if averaged.unheard:
+            self._unheard = Unheard(round, lineage.after(averaged.unheard, len(averaged.partners) + 1), averaged.mean)
+        elif averaged.outcome in (Outcome.MERGED, Outcome.ALONE) or (self._unheard and self._unheard.round != round):
             self._unheard = None
 
     def _objection(self, state: State, donor: str) -> str:
@@ -102,9 +102,9 @@ class Blocking(Boundary):
                 return f"with the slow weights of {donor} the loss is {loss:.4g}, with its own {usual:.4g}"
         return ""
 
-    def repeats(self, mean: Averaged) -> bool:
+    def repeats(self, averaged: Averaged) -> bool:
         """Report the end of the exchange; returns whether a member's failure is a reason to repeat it without it."""
-        self.presence.ended(mean)
+        self.presence.ended(averaged)
         if self.outer.grouping is not Grouping.EVERYONE or self.context.away:
             return False
-        return mean.culprits[:1] not in ((), (self.presence.peer_id,))
+        return averaged.culprits[:1] not in ((), (self.presence.peer_id,))

@@ -102,12 +102,12 @@ class Boundary(ABC):
         """This peer's position after a boundary."""
         return BoundaryReport(self.counters.round, self.state.inner.step, self.counters.tokens, inner)
 
-    def report(self, boundary: BoundaryReport, mean: Averaged) -> None:
+    def report(self, boundary: BoundaryReport, averaged: Averaged) -> None:
         """A round's exchange has ended."""
-        self._merged = mean.outcome is Outcome.MERGED
-        self.context.progress.swap_took(mean.seconds if self._merged else 0.0)
+        self._merged = averaged.outcome is Outcome.MERGED
+        self.context.progress.swap_took(averaged.seconds if self._merged else 0.0)
         seconds, idle_share = self.phase.lap(), self.phase.idle_share()
-        self.reporter.round(RoundReport(boundary, mean, seconds, idle_share, self.presence.size))
+        self.reporter.round(RoundReport(boundary, averaged, seconds, idle_share, self.presence.size))
 
 
 class PhaseLength:
