@@ -77,7 +77,7 @@ class OuterLoop:
             self._before, self._whole = 0, True  # rounds that had ended when the last step began; and it has ended too
             self._phase, self._progress = resources.phase, resources.context.progress
             self._member = Membership(
-                resources, node, self._state, total=self._total, tokens=lambda: self._account.tokens_per_step
+                resources, node, self._state, total=self._total, tokens_per_step=lambda: self._account.tokens_per_step
             )
             stack.callback(self._member.close)
             self._member.join(newcomer_above=-1)  # the program's seed may be different

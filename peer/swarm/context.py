@@ -100,7 +100,7 @@ class SwarmContext:
     counters: OwnCounters
     inner_steps: int  # of a round
     backoff: PeerBackoff = field(default_factory=PeerBackoff)
-    tokens: Callable[[], float] = lambda: 0.0  # of an inner step, 0 when unknown
+    tokens_per_step: Callable[[], float] = lambda: 0.0  # of an inner step, 0 when unknown
     # The least rate at which any member's step count grows, in steps a second. With run.inner_time a slow member skips
     # steps, so its count grows as fast.
     least_rate: float = 0.0
@@ -112,7 +112,7 @@ class SwarmContext:
 
     def rate_of(self, record: MemberRecord) -> float:
         """The rate at which a member's step count grows, in tokens a second."""
-        return max(record.tokens_per_second, self.least_rate * self.tokens())
+        return max(record.tokens_per_second, self.least_rate * self.tokens_per_step())
 
     def candidates(self) -> list[MemberRecord]:
         """The members of this configuration among :meth:`Members.candidates`. The others would refuse each call."""

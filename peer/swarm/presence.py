@@ -64,10 +64,10 @@ class Presence:
         inner_steps: int,
         vitals: Callable[[], Vitals],
         metrics_address: str | None,
-        tokens: Callable[[], float] = lambda: 0.0,
+        tokens_per_step: Callable[[], float] = lambda: 0.0,
         inner_time: float | None = None,
     ) -> None:
-        """``tokens``: of an inner step, 0 when unknown. ``inner_time``: ``run.inner_time``."""
+        """``tokens_per_step``: of an inner step, 0 when unknown. ``inner_time``: ``run.inner_time``."""
         self._node, self._counters = node, counters
         self._vitals, self._metrics_address = vitals, metrics_address
         self.origin, self._divergence = Origin(), DivergenceTracker()
@@ -80,7 +80,7 @@ class Presence:
             loop,
             counters,
             inner_steps,
-            tokens=tokens,
+            tokens_per_step=tokens_per_step,
             least_rate=inner_steps / inner_time if inner_time else 0.0,
         )
         self.take_state = partial(take_state, self._context)
@@ -226,7 +226,7 @@ class Presence:
         """The verified state of a member of the group in ``room``, or ``None``."""
         limit = catch_up_limit(self._context.boundary.progress.phase_seconds)
         ours = [it for it in self._members.live() if it.config == self._node.member.config]
-        most = furthest([*ours, self._record()], self._context.inner_steps, self._context.tokens())
+        most = furthest([*ours, self._record()], self._context.inner_steps, self._context.tokens_per_step())
         state = take_from(self._context, donor, room, limit, most)
         if state is None:
             self.matching.gave_no_state(donor.peer_id)

@@ -77,8 +77,8 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         checkpoints.require_space(state.checkpoint_bytes)
         resources.metrics["checkpoint_bytes"].set(state.checkpoint_bytes)
         resources.metrics["disk_free_bytes"].set_function(checkpoints.free_bytes)
-        tokens = run.batch_size * run.data.sequence_length
-        member = Membership(resources, node, state, total=run.steps, tokens=lambda: tokens)
+        tokens_per_step = run.batch_size * run.data.sequence_length
+        member = Membership(resources, node, state, total=run.steps, tokens_per_step=lambda: tokens_per_step)
         stack.callback(member.close)
         member.join(lambda: _resume(config, state, checkpoints))
         chance = math.log(run.data.tokenizer.vocabulary)

@@ -61,17 +61,17 @@ class Boundary(ABC):
         ``False``: the boundary is postponed, and the next inner phase belongs to the same round.
         """
 
-    def complete(self) -> None:  # noqa: B027
-        """Wait for an exchange that has not ended."""
+    def await_swap(self) -> None:  # noqa: B027
+        """Wait for the end of an overlapped swap that still runs or is about to begin."""
 
     def abandon(self) -> None:  # noqa: B027
         """Another state replaces this one: an exchange that has not ended changes nothing any more."""
 
     def finish(self) -> None:
-        """There is no further inner phase: complete the exchange and judge what it changed. At the end of a run of
-        pairs, swap some more times without training (outer/noloco.py).
+        """There is no further inner phase: wait for the swap that runs, and judge what it changed. At the end of a run
+        of pairs, swap some more times without training (outer/noloco.py).
         """
-        self.complete()
+        self.await_swap()
         if self.phase_length.steps_left <= 0 and isinstance(self.outer, NoLoCo):
             self._merge_at_the_end(self.outer)
             self.presence.matching.end_swaps()
@@ -85,7 +85,7 @@ class Boundary(ABC):
             if self.context.away or not self.presence.matching.last_partners():
                 return
             self.cross(NO_STEPS)
-            self.complete()
+            self.await_swap()
 
     def judge(self) -> None:
         """Judge the last merge before the next one."""

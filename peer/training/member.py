@@ -41,7 +41,7 @@ log = get_logger("membership")
 
 class Membership:
     """One member, on a ``node`` that has joined (connect.py). ``total``: inner steps of the run, infinite when unknown;
-    ``tokens``: of an inner step.
+    ``tokens_per_step``: of an inner step.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Membership:
         state: OuterState,
         *,
         total: float,
-        tokens: Callable[[], float],
+        tokens_per_step: Callable[[], float],
     ) -> None:
         run, own, slow, folder = resources.run, resources.own, state.outer.slow, resources.folder
-        self.resources, self.state, self._tokens = resources, state, tokens
+        self.resources, self.state, self._tokens_per_step = resources, state, tokens_per_step
         self.phase_length = PhaseLength(run, total, state, resources.context.progress)
         self._stack = ExitStack()
         tracked = trackers.start(own.trackers, folder.path, run=run.name, peer=folder.name, peer_id=resources.peer_id)
@@ -73,7 +73,7 @@ class Membership:
             counters=state.counters,
             inner_steps=run.inner_steps,
             inner_time=run.inner_time,
-            tokens=tokens,
+            tokens_per_step=tokens_per_step,
             vitals=self._vitals,
             metrics_address=own.metrics.announce or resources.metrics_address,
         )
@@ -83,7 +83,7 @@ class Membership:
         """The current values for this peer's record."""
         return Vitals(
             self.state.inner.step,
-            self.resources.context.progress.rate(self._tokens()),
+            self.resources.context.progress.rate(self._tokens_per_step()),
             self.reporter.status(self.resources.phase.totals, self.presence.size),
         )
 

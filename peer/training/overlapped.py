@@ -60,15 +60,15 @@ class Overlapped(Boundary):
 
     def cross(self, inner: InnerReport) -> bool:
         """The round is over. Its swap begins with the next inner step, so that no partner waits while this peer
-        evaluates. While the last swap runs the boundary is postponed, unless the run has no further inner step. One
-        that has ended is completed at once.
+        evaluates. While the last swap runs the boundary is postponed, unless the run has no further inner step. What is
+        left of one that has ended is applied at once.
         """
         self.rollback.trained(inner)
         if self._swap is not None and self._swap.mailbox.result() is None and self.phase_length.steps_left > 0:
             self.state.begin_phase()
             self.presence.matching.postpone()
             return False
-        self.complete()
+        self.await_swap()
         self.judge()
         self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
         with self.state.outer.slow.changing:  # a donor copies its state
@@ -88,8 +88,8 @@ class Overlapped(Boundary):
         self._launch()
         self._advance()
 
-    def complete(self) -> None:
-        """Until the deadline of the running swap, or for ``LEAVING_SECONDS`` when this peer is away."""
+    def await_swap(self) -> None:
+        """The swap has a deadline of its own. When this peer is away, it is cancelled after ``LEAVING_SECONDS``."""
         with self.phase("exchange"):
             self._launch()
             until = clock.monotonic() + LEAVING_SECONDS

@@ -107,7 +107,7 @@ class SimulatedPeer:
             stack.callback(node.stop)
             with resources.phase("join"):
                 connect(node, run)
-            member = Membership(resources, node, state, total=run.steps, tokens=lambda: 64.0)
+            member = Membership(resources, node, state, total=run.steps, tokens_per_step=lambda: 64.0)
             stack.callback(member.close)
             member.join(state.resume)
             validation = Validation(state, resources.phase, CHANCE, [torch.zeros(1, TOKENS + 1)], {})  # type: ignore[arg-type]

@@ -149,7 +149,7 @@ class Proposals:
             return False
         if not self._boundary.run_ended:
             return True
-        left = max(0, self._context.counters.boundary_step - record.step) * self._context.tokens()
+        left = max(0, self._context.counters.boundary_step - record.step) * self._context.tokens_per_step()
         soon = ends_soon(left, self._context.rate_of(record), LIFETIME, self._boundary.end_patience)
         return soon and record.peer_id not in self._met_at_end
 

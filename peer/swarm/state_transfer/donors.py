@@ -13,20 +13,20 @@ ALONE_SECONDS, ALONE_ROUNDS = 3600.0, 1000  # the others were away for an hour a
 NEAR_ROUNDS = 5  # a member less than so many rounds behind the median is as good a donor
 
 
-def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens: float) -> list[MemberRecord]:
+def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens_per_step: float) -> list[MemberRecord]:
     """Without members that say to be much further than the median, in rounds or steps, where there are three or more.
 
     The step that a newcomer takes decides its learning rate and when its run ends. Two ids cost little, so two voices
     are no measure. A member that is faster than the median gets further and further ahead; one that was alone has done
     what fits into the time at the median rate.
 
-    ``inner_steps``: of a round. ``tokens``: of an inner step, 0 when unknown.
+    ``inner_steps``: of a round. ``tokens_per_step``: of an inner step, 0 when unknown.
     """
     if len(records) < 3:
         return list(records)
     said = [(it.round, it.step, it.tokens_per_second) for it in _trained(records)]
     rounds, steps, rate = (_median(values, len(records)) for values in zip(*said, strict=True))
-    phases = ALONE_SECONDS * rate / (tokens * inner_steps) if rate and tokens else ALONE_ROUNDS
+    phases = ALONE_SECONDS * rate / (tokens_per_step * inner_steps) if rate and tokens_per_step else ALONE_ROUNDS
     alone = min(phases, ALONE_ROUNDS)
     most = FURTHER * rounds + alone, FURTHER * steps + alone * inner_steps
     return [it for it in records if it.round <= most[0] and it.step <= most[1]]
@@ -46,9 +46,9 @@ def _median(values: Sequence[float], members: int) -> float:
     return median_low(values) if len(values) == 2 < members else median_high(values)
 
 
-def furthest(records: Sequence[MemberRecord], inner_steps: int, tokens: float) -> tuple[float, float]:
+def furthest(records: Sequence[MemberRecord], inner_steps: int, tokens_per_step: float) -> tuple[float, float]:
     """The round and the step that any member can have reached, by the plausible ones among ``records``."""
-    known = plausible(records, inner_steps, tokens)
+    known = plausible(records, inner_steps, tokens_per_step)
     rounds, steps = max(it.round for it in known), max(it.step for it in known)
     return rounds + DONOR_AHEAD, steps + DONOR_AHEAD * inner_steps
 

@@ -71,7 +71,7 @@ def take_state(
             continue
         # a member with another configuration must not block the join; when all have another, the user must learn it
         ours = [it for it in present if it.config == context.node.member.config and it.peer_id not in without]
-        believed = plausible(ours, inner_steps, context.tokens())
+        believed = plausible(ours, inner_steps, context.tokens_per_step())
         if among:
             donors = [it for it in believed if it.peer_id in among]
         else:

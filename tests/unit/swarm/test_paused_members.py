@@ -46,7 +46,7 @@ def test_who_skips_inner_steps_ends_as_soon_as_the_others(context: SwarmContext)
     """A slow peer of run.inner_time was believed to need four times as long: none of them got the last plain means."""
     slow = context.others()[0].model_copy(update={"tokens_per_second": 40.0})
     assert context.rate_of(slow) == 40.0
-    paced = replace(context, tokens=lambda: 64.0, least_rate=50 / 20.0)
+    paced = replace(context, tokens_per_step=lambda: 64.0, least_rate=50 / 20.0)
     assert paced.rate_of(slow) == 160.0
     assert paced.rate_of(slow.model_copy(update={"tokens_per_second": 200.0})) == 200.0
 

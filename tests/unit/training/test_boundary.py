@@ -223,7 +223,7 @@ def test_a_swap_of_a_state_that_was_replaced_changes_nothing_any_more(scene: Sce
     outer.slow.write_fast()
     for _ in range(3):
         boundary.between_steps()
-    boundary.complete()
+    boundary.await_swap()
     assert torch.equal(outer.slow.phi, saved["phi"]) and torch.equal(theta(scene.state), saved["phi"])
     assert scene.reporter.last is None and len(scene.presence.ended_rounds) == 1
     inner = scene.train()

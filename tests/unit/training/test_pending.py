@@ -43,7 +43,7 @@ def test_a_restart_takes_the_outer_step_that_was_pending(scene: Scene, tmp_path:
     assert boundary.cross(scene.train()) and scene.state.counters.unopened == 0
     again, _ = restarted(scene, tmp_path)
     boundary.between_steps()
-    boundary.complete()  # alone
+    boundary.await_swap()  # alone
     assert again.counters.unopened is scene.state.counters.unopened is None
     for mine, alone in zip(again.vectors(), scene.state.vectors(), strict=True):
         torch.testing.assert_close(mine, alone)
