@@ -91,6 +91,7 @@ class GroupMatching(Matching):
             self._ahead = self._context.counters.round - found.round  # nobody takes the count of another with weights
         if found.donor is None:
             self._round = self._context.counters.round - self._ahead + 1  # from now on members join for the next round
+            self._leader.round_began()
         for seat in found.assembly.seats if found.assembly else ():
             self._known.learn(seat, LIFETIME + 2 * (self._boundary.progress.phase_seconds or 0.0))
         return found

@@ -63,8 +63,8 @@ class GroupLeader:
     def __init__(self, context: SwarmContext, known: KnownMembers, *, equal: bool) -> None:
         self._context, self._known, self._equal = context, known, equal
         self._joined: dict[str, JoinedMember] = {}
-        # Since the last roster, so that who joins again gains no time: when each id joined first or had taken weights,
-        # and who was told to.
+        # Since the last round began, so that who joins again gains no time: when each id joined first or had taken
+        # weights, and who was told to.
         self._since: OrderedDict[str, float] = OrderedDict()
         self._updated: set[str] = set()
         self._news = asyncio.Event()
@@ -100,8 +100,14 @@ class GroupLeader:
         self._context.node.background(self._listen(member))
         self._news.set()
 
+    def round_began(self) -> None:
+        """Whoever has led it: those that join from now on join for the next one, and have their whole time."""
+        self._since.clear()
+        self._updated.clear()
+
     def close(self) -> None:
         """This peer leaves or pauses: close all streams, so that the members find another leader."""
+        self.round_began()  # without it
         members, self._joined = self._joined, {}
         for member in members.values():
             member.leave()
@@ -244,8 +250,7 @@ class GroupLeader:
         self._joined = {key: it for key, it in self._joined.items() if it.ready is None}
         members.sort(key=lambda member: member.seat.peer_id)
         seats = (me, *(member.seat for member in members))
-        self._since.clear()
-        self._updated.clear()
+        self.round_began()
         if not members:
             return Group(round)
         round = min(round, *(member.round for member in members))

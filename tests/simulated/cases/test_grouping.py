@@ -98,20 +98,21 @@ def test_a_member_that_comes_to_its_boundary_while_it_joins_has_one_stream_to_it
 
 
 @pytest.mark.parametrize(
-    ("lie", "place", "seconds", "least", "victims_least"),
+    ("lie", "place", "seconds", "least", "victims_least", "seed"),
     [
-        pytest.param("false verdict", 0, 250.0, 75, 70, marks=pytest.mark.long),  # of 85; 51 with a lying leader then
-        ("false report", -1, 120.0, 32, 5),
+        pytest.param("false verdict", 0, 250.0, 75, 70, 1, marks=pytest.mark.long),  # of 85; 51 with such a leader then
+        *(("false report", -1, 120.0, 32, 18, seed) for seed in (1, 9, 19)),  # of 36
     ],
 )
 def test_who_says_that_another_one_failed_costs_nobody_many_rounds(
-    lie: str, place: int, seconds: float, least: int, victims_least: int
+    lie: str, place: int, seconds: float, least: int, victims_least: int, seed: int
 ) -> None:
     """A leader that lies made every second attempt fail for ever, and nobody let its victim in again. Who accuses as a
-    member is left out as often as its victim is, as nobody knows which of the two it was.
+    member is left out as often as its victim is, as nobody knows which of the two it was. With seed 9 one of the others
+    had joined the next leader before: it counted the time since then, and let it go as one that was late (24 rounds).
     """
     machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
-    honest = Scenario(1, "group", (machine,) * 6, (), seconds, inner_steps=10, numel=300, codec="none")
+    honest = Scenario(seed, "group", (machine,) * 6, (), seconds, inner_steps=10, numel=300, codec="none")
     with in_a_folder(honest) as world:
         numbers = sorted(range(6), key=lambda it: world.peers[it].host.peer_id)
     liar = numbers.pop(place)

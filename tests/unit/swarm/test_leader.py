@@ -226,6 +226,29 @@ def test_who_joins_again_and_again_gains_no_time() -> None:
     run(scene, patience=20.0)
 
 
+@pytest.mark.parametrize("meanwhile", [GroupLeader.close, GroupLeader.round_began], ids=["paused", "another led"])
+def test_who_joins_for_a_later_round_has_its_whole_time(meanwhile: Callable[[GroupLeader], None]) -> None:
+    """Of a peer that led again, each member had waited since it joined for the round that this peer did not lead: who
+    came to its boundary a little later than the leader was let go at once.
+    """
+
+    async def scene(harness: Harness) -> None:
+        for name in ("b", "c"):
+            (await harness.join(name, eta=10.0)).close()
+        await asyncio.sleep(1.0)
+        meanwhile(harness.leader)
+        await asyncio.sleep(100.0)
+        for name in ("b", "c"):
+            await harness.join(name, eta=1.0)
+        await harness.ready("b")
+        gathering = asyncio.ensure_future(harness.gather())
+        await asyncio.sleep(1.0)
+        await harness.ready("c")
+        assert [link.peer_id for link in (await gathering).links] == ["b", "c"] and not harness.missed
+
+    run(scene, patience=20.0)
+
+
 def test_who_waits_hears_every_second_that_the_leader_lives() -> None:
     async def scene(harness: Harness) -> None:
         ready = await harness.ready("b")
