@@ -91,10 +91,6 @@ class Checkpoints:
         except OSError:
             return math.nan
 
-    def save(self, step: int, state: Mapping[str, Any], tensors: Iterable[tuple[str, Tensors]]) -> bool:
-        """:meth:`write` one checkpoint and :meth:`publish` it."""
-        return self.publish(self.write(step, state, tensors))
-
     def write(self, step: int, state: Mapping[str, Any], tensors: Iterable[tuple[str, Tensors]]) -> Written | None:
         """Write the files of one checkpoint, ``tensors`` by file; then these may change. An error of the disk is logged
         and gives ``None``.

@@ -15,6 +15,7 @@ from peer.exchange.average import copy_own
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
 from tests.gpu.site import Finding, Site, fast, repeatable
+from tests.saved import save_checkpoint
 
 H, STEPS, INTERRUPTED = 4, 10, 6  # steps: in the middle of the second phase
 FREED = 0.9  # of the bytes of weights and moments
@@ -40,7 +41,7 @@ def _resumed(site: Site, config: Config, precision: str) -> Finding:
     losses = run(interrupted, INTERRUPTED)
     folder = site.folder / f"resume-{precision}"
     store = Checkpoints(folder, 1)
-    store.save(interrupted.inner.step, interrupted.scalars(), interrupted.tensors())
+    save_checkpoint(store, interrupted.inner.step, interrupted.scalars(), interrupted.tensors())
     run(resumed, 2)  # a state that has to go
     saved = Checkpoints(folder, 1).newest(resumed.refusal)
     if saved is None:

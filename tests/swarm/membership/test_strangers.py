@@ -15,6 +15,7 @@ from torch import Tensor
 from peer.config.load import load
 from peer.replica.model import outline
 from peer.training.checkpoint import Checkpoints
+from tests.saved import save_checkpoint
 from tests.swarm.commands.test_own_loop import Scene, together
 from tests.swarm.membership.test_late import Late
 from tests.swarm.support.harness import DEMO, TINY, Process, Swarm, wait_for
@@ -129,7 +130,7 @@ def mirror(checkpoints: Checkpoints) -> None:
         pieces = vector.split([model[name].numel() for name in names])
         outer[key] = torch.cat([mirrored(name, it) for name, it in zip(names, pieces, strict=True)])
     tensors = {**saved.tensors, "model": changed, "outer": outer}
-    assert checkpoints.save(saved.state["step"], saved.state, tensors.items())
+    assert save_checkpoint(checkpoints, saved.state["step"], saved.state, tensors.items())
 
 
 def merged_with(swarm: Swarm, name: str, others: set[str], after: int) -> None:

@@ -29,6 +29,7 @@ from peer.replica.inner_loop import mean_loss
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
+from tests.saved import save_checkpoint
 from tests.unit.data.harness import bpe, text_with_a_set
 from tests.unit.hub.server import Hub
 
@@ -55,7 +56,7 @@ def trained(settings: Config, stream: int, steps: int = 6) -> PeerState:
 def saved(folder: Path, peer: str, state: PeerState) -> Path:
     """The folder of a peer with a checkpoint in it, and what it wrote beside it."""
     home = folder / peer
-    Checkpoints(home / "checkpoints", 2).save(state.inner.step, state.scalars(), state.tensors())
+    save_checkpoint(Checkpoints(home / "checkpoints", 2), state.inner.step, state.scalars(), state.tensors())
     row = {"round": 1, "step": state.inner.step, "partner": "elsewhere", "outcome": "merged"}
     (home / "rounds.jsonl").write_text(json.dumps(row) + "\n{broken", encoding="utf-8")
     return home

@@ -28,6 +28,7 @@ from peer.process import Stop, stop_signals
 from peer.replica import inner_loop, model
 from peer.replica.inner_loop import mean_loss
 from peer.training.checkpoint import Checkpoints
+from tests.saved import save_checkpoint
 from tests.unit.commands.export.test_models import roformer
 from tests.unit.data.harness import text_with_a_set
 from tests.unit.device.doubles import plug_in
@@ -144,8 +145,12 @@ def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_pat
     for name, shift in (("a", -0.5), ("b", 0.0), ("c", 0.5)):
         tails.append(write(tmp_path / name, [row(1)]))
         checkpoints = Checkpoints(tmp_path / name / "checkpoints", keep=2)
-        assert checkpoints.save(10, {}, {"model": {key: value + 9 for key, value in weights.items()}}.items())
-        assert checkpoints.save(20, {}, {"model": {key: value + shift for key, value in weights.items()}}.items())
+        assert save_checkpoint(
+            checkpoints, 10, {}, {"model": {key: value + 9 for key, value in weights.items()}}.items()
+        )
+        assert save_checkpoint(
+            checkpoints, 20, {}, {"model": {key: value + shift for key, value in weights.items()}}.items()
+        )
     with patch.object(inner_loop, "batch_loss", wraps=inner_loop.batch_loss) as losses:
         swarm = summarize(config, tails, 1.0)["swarm"]
     assert {len(it.args[1]) for it in losses.call_args_list} == {1}  # the logits of a whole batch may be 250 GiB
@@ -173,7 +178,7 @@ def test_what_is_not_trained_is_that_of_the_first_peer(tmp_path: Path) -> None:
     untrained = {name: 3 * it for name, it in network.named_parameters() if not it.requires_grad}
     tails = [write(tmp_path / name, [row(1)]) for name in ("a", "b")]
     for tail, parts in zip(tails, ({"model": weights, "untrained": untrained}, {"model": weights}), strict=True):
-        assert Checkpoints(tail.folder / "checkpoints", keep=2).save(10, {}, parts.items())
+        assert save_checkpoint(Checkpoints(tail.folder / "checkpoints", keep=2), 10, {}, parts.items())
     found = summarize(config, tails, 1.0)["swarm"]["val_loss_averaged_model"]
     network.load_state_dict({**everything, **untrained})
     batches = validation(config.run, corpus_of(config.run).validation)

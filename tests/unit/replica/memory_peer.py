@@ -26,6 +26,7 @@ from peer.process import LoopContext
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
+from tests.saved import save_checkpoint
 
 with contextlib.suppress(ModuleNotFoundError):  # on a machine without hivemind
     import peer.training.assemble  # noqa: F401  all that a peer loads
@@ -68,7 +69,7 @@ def main() -> None:
             copy_own(contribution, buffer)  # type: ignore[arg-type]
             state.outer.apply(buffer)
         if "--no-checkpoint" not in sys.argv:
-            Checkpoints(Path(folder), 1).save(1, state.scalars(), state.tensors())
+            save_checkpoint(Checkpoints(Path(folder), 1), 1, state.scalars(), state.tensors())
     found = {"resident": resident_peak()}
     if device.type == "cuda":
         found |= {"held": torch.cuda.max_memory_reserved(device), "free": torch.cuda.mem_get_info(device)[0]}

@@ -20,6 +20,7 @@ from peer.replica.optimizer import inner_optimizer
 from peer.replica.sharded.launch import require_fit
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
+from tests.saved import save_checkpoint
 from tests.unit import parts
 from tests.unit.late_device import LateDevice
 
@@ -82,7 +83,7 @@ def test_a_checkpoint_resumes_with_and_without_it(saved_with: bool, resumed_with
     run(second, 1)  # what it had is replaced
     expected = run(whole, 3 * H)
     losses = run(first, H + 1)
-    Checkpoints(tmp_path, 1).save(first.inner.step, first.scalars(), first.tensors())
+    save_checkpoint(Checkpoints(tmp_path, 1), first.inner.step, first.scalars(), first.tensors())
     saved = Checkpoints(tmp_path, 1).newest(second.refusal)
     assert saved is not None
     second.restore(saved)

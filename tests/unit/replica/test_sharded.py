@@ -20,6 +20,7 @@ from peer.errors import RunError, UserError
 from peer.replica.sharded import channel, launch
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
+from tests.saved import save_checkpoint
 from tests.unit.replica.ranks_harness import config, environment, ranks, replica, replica_on
 
 AWAY = {"adamw": 1e-4, "muon": 1e-2}  # of what training changed; Muon orthogonalises in bfloat16
@@ -115,14 +116,14 @@ def test_it_trains_and_resumes_as_on_one_rank(
         assert away < AWAY[optimizer]
         assert one.inner.evaluate(batches) < untrained - 0.01
         store = Checkpoints(home / "checkpoints", 2)
-        store.save(many.inner.step, many.scalars(), many.tensors())
+        save_checkpoint(store, many.inner.step, many.scalars(), many.tensors())
         saved, again = store.newest(many.refusal), replica(settings)
         assert saved is not None
         again.restore(saved)  # on one rank what several have saved
         torch.testing.assert_close(theta(again), theta(many), rtol=0, atol=0)
         after = [again.inner.run(again.stream.take(2)).loss, many.inner.run(many.stream.take(2)).loss]
         assert after[0] == pytest.approx(after[1], rel=1e-5)
-        store.save(again.inner.step, again.scalars(), again.tensors())
+        save_checkpoint(store, again.inner.step, again.scalars(), again.tensors())
         back = store.newest(many.refusal)
         assert back is not None and back.path != saved.path
         many.restore(back)  # and the other way round

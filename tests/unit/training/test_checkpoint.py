@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from peer.errors import UserError
 from peer.training.checkpoint import Checkpoints
+from tests.saved import save_checkpoint
 
 TENSORS = {"model": {"w": torch.arange(5.0)}, "outer": {"phi": torch.ones(3), "count": torch.tensor(7)}}
 
@@ -24,7 +25,7 @@ TENSORS = {"model": {"w": torch.arange(5.0)}, "outer": {"phi": torch.ones(3), "c
 def saved(folder: Path, *steps: int, keep: int = 3) -> Checkpoints:
     checkpoints = Checkpoints(folder, keep)
     for step in steps:
-        assert checkpoints.save(step, {"config": "c", "words": [step]}, TENSORS.items())
+        assert save_checkpoint(checkpoints, step, {"config": "c", "words": [step]}, TENSORS.items())
     return checkpoints
 
 
@@ -67,7 +68,7 @@ def test_a_save_that_was_killed_leaves_nothing_that_counts(tmp_path: Path) -> No
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
     assert checkpoints.newest() is not None
-    assert checkpoints.save(2, {}, TENSORS.items())
+    assert save_checkpoint(checkpoints, 2, {}, TENSORS.items())
     assert checkpoints.newest().state["step"] == 2  # type: ignore[union-attr]
 
 
@@ -184,10 +185,10 @@ from pathlib import Path
 from peer.training.checkpoint import Checkpoints
 logging.basicConfig(stream=sys.stdout)
 checkpoints = Checkpoints(Path({str(tmp_path)!r}), 2)
-assert checkpoints.save(1, {{}}, {{"model": {{"w": torch.ones(10)}}}}.items())
+assert checkpoints.publish(checkpoints.write(1, {{}}, {{"model": {{"w": torch.ones(10)}}}}.items()))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-print("saved", checkpoints.save(2, {{}}, {{"model": {{"w": torch.ones(10**6)}}}}.items()))
+print("saved", checkpoints.publish(checkpoints.write(2, {{}}, {{"model": {{"w": torch.ones(10**6)}}}}.items())))
 print("newest", checkpoints.newest().state["step"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from peer.training.checkpoint import LATEST, Checkpoints
+from tests.saved import save_checkpoint
 
 CALLS = (
     "open",
@@ -30,7 +31,7 @@ MOST = 500
 
 def save(folder: Path, step: int, value: float) -> None:
     tensors = {"model": {"w": torch.full((1000,), value)}, "outer": {"phi": torch.full((1000,), value)}}
-    assert Checkpoints(folder, keep=2).save(step, {"value": value}, tensors.items())
+    assert save_checkpoint(Checkpoints(folder, keep=2), step, {"value": value}, tensors.items())
 
 
 def killed_before_call(number: int, work: Callable[[], None]) -> bool:

@@ -11,6 +11,7 @@ from peer.rounds.state import State
 from peer.training.blocking import Blocking
 from peer.training.checkpoint import Checkpoints, Saved
 from peer.training.state import PeerState
+from tests.saved import save_checkpoint
 from tests.unit import parts
 from tests.unit.training.test_boundary import Asking, Exchange, Scene, overlapped, theta
 
@@ -29,7 +30,7 @@ def other_state(scene: Scene) -> State:
 def restarted(scene: Scene, folder: Path) -> tuple[PeerState, Saved]:
     """The state of a new process, from this one's checkpoint."""
     checkpoints = Checkpoints(folder / "checkpoints", 1)
-    checkpoints.save(scene.state.inner.step, scene.state.scalars(), scene.state.tensors())
+    save_checkpoint(checkpoints, scene.state.inner.step, scene.state.scalars(), scene.state.tensors())
     saved = checkpoints.newest(scene.state.refusal)
     assert saved is not None
     again = parts.peer_state()

@@ -14,6 +14,7 @@ from peer.data.prefetch import Prefetched
 from peer.outer.method import Local
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
+from tests.saved import save_checkpoint
 from tests.unit import parts
 from tests.unit.data import harness
 
@@ -52,7 +53,7 @@ def test_a_resumed_peer_is_bit_equal(tmp_path: Path, interrupted_at: int, inner:
     expected = run(whole, 5 * H)
     losses = run(first, interrupted_at)
     first.counters.tokens = 99
-    Checkpoints(tmp_path, 1).save(first.inner.step, first.scalars(), first.tensors())
+    save_checkpoint(Checkpoints(tmp_path, 1), first.inner.step, first.scalars(), first.tensors())
     saved = Checkpoints(tmp_path, 1).newest(second.refusal)
     assert saved is not None
     second.restore(saved)
@@ -69,7 +70,7 @@ def test_a_peer_that_reads_its_data_piece_by_piece_is_bit_equal_too(tmp_path: Pa
         state.stream = Prefetched(harness.stream(settings, 5), pin=False)
     expected = run(whole, 5 * H)
     losses = run(first, 2 * H + 3)
-    Checkpoints(tmp_path, 1).save(first.inner.step, first.scalars(), first.tensors())
+    save_checkpoint(Checkpoints(tmp_path, 1), first.inner.step, first.scalars(), first.tensors())
     saved = Checkpoints(tmp_path, 1).newest(second.refusal)
     assert saved is not None
     second.restore(saved)
@@ -82,7 +83,7 @@ def test_a_peer_that_reads_its_data_piece_by_piece_is_bit_equal_too(tmp_path: Pa
 
 def test_the_random_state_comes_back(tmp_path: Path) -> None:
     state = parts.peer_state()
-    Checkpoints(tmp_path, 1).save(0, state.scalars(), state.tensors())
+    save_checkpoint(Checkpoints(tmp_path, 1), 0, state.scalars(), state.tensors())
     expected = torch.rand(3)
     torch.manual_seed(1)
     saved = Checkpoints(tmp_path, 1).newest()
@@ -133,7 +134,7 @@ def test_a_run_may_get_another_length(steps: int) -> None:
 def test_a_peer_that_came_back_too_late_starts_its_optimizer_anew(tmp_path: Path, inner: InnerConfig) -> None:
     donor, late = parts.peer_state(inner), parts.peer_state(inner)
     run(late, H)
-    Checkpoints(tmp_path, 1).save(late.inner.step, late.scalars(), late.tensors())
+    save_checkpoint(Checkpoints(tmp_path, 1), late.inner.step, late.scalars(), late.tensors())
     run(donor, 5 * H)
     donor.counters.round, donor.counters.boundary_step = 5, 5 * H
     saved = Checkpoints(tmp_path, 1).newest()
@@ -153,7 +154,7 @@ def test_a_method_without_momentum_resumes_as_well(tmp_path: Path) -> None:
     first.inner.run(first.stream.take(4))
     alone(first)
     assert len(first.snapshot().vectors) == 1
-    Checkpoints(tmp_path, 1).save(4, first.scalars(), first.tensors())
+    save_checkpoint(Checkpoints(tmp_path, 1), 4, first.scalars(), first.tensors())
     saved = Checkpoints(tmp_path, 1).newest(second.refusal)
     assert saved is not None
     second.restore(saved)
@@ -165,7 +166,7 @@ def test_what_rounding_has_kept_comes_back(tmp_path: Path) -> None:
     first, second = parts.peer_state(feedback=True), parts.peer_state(feedback=True)
     assert first.kept is not None and second.kept is not None
     first.kept.normal_()
-    Checkpoints(tmp_path, 1).save(0, first.scalars(), first.tensors())
+    save_checkpoint(Checkpoints(tmp_path, 1), 0, first.scalars(), first.tensors())
     saved = Checkpoints(tmp_path, 1).newest(second.refusal)
     assert saved is not None
     second.restore(saved)
@@ -188,7 +189,7 @@ def test_what_is_not_trained_comes_back(tmp_path: Path) -> None:
     """Buffers that training changes began anew."""
     first, second = with_more_than_weights(), with_more_than_weights()
     run(first, 3)
-    Checkpoints(tmp_path, 1).save(3, first.scalars(), first.tensors())
+    save_checkpoint(Checkpoints(tmp_path, 1), 3, first.scalars(), first.tensors())
     saved = Checkpoints(tmp_path, 1).newest(second.refusal)
     assert saved is not None and set(saved.tensors["untrained"]) == {"frozen", "passes", "same_memory"}
     second.restore(saved)
