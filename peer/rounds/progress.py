@@ -104,9 +104,11 @@ class Progress:
         return per_step / self.step_seconds if self.step_seconds else 0.0
 
     def eta(self) -> float | None:
-        """Seconds until the next boundary; ``None`` before the first step was timed, and while it is not known when a
-        swap ends that runs: a boundary before its end is postponed by a phase, or to its end if none follows. One that
-        is late is expected to be late for as long again.
+        """Seconds until the next boundary; ``None`` when it is not known: before the first timed step, after
+        :meth:`suspend`, and while a swap runs and none has succeeded before.
+
+        A boundary that comes before the end of the running swap is postponed by whole phases. If no phase follows, it
+        is postponed to the end of the swap. A swap that is overdue is expected to take as long again as it is overdue.
         """
         if not self.step_seconds or self._last is None or self._swap_until == math.inf:
             return None

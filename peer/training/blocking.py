@@ -22,7 +22,10 @@ WORSE = 1.2  # times the loss of this peer's slow weights: those of a round late
 
 
 class Unheard(NamedTuple):
-    """A round whose verdict has not come. ``lineage``: of those that have used its mean. ``own``: this peer's part."""
+    """A round whose verdict has not come.
+
+    ``lineage``: that of the members that have used its mean, if any have. ``own``: this peer's contribution to it.
+    """
 
     round: int
     lineage: Lineage
@@ -80,8 +83,10 @@ class Blocking(Boundary):
         return again if again.donor is None else Group(self.counters.round, lost="the group's slow weights changed")
 
     def _note_unheard(self, averaged: Averaged) -> None:
-        """Whose verdict was lost finds out by the lineage of the group, until the exchange uses its buffer for another
-        contribution.
+        """Remember this peer's contribution to a round whose verdict was lost: the others may have used it.
+
+        The lineage of the group says later whether they have (:meth:`caught_up`). The contribution is forgotten when a
+        repetition of the round succeeds, and in the next round, when the exchange uses its buffer for another one.
         """
         round, lineage = self.counters.round, self.counters.lineage
         if averaged.unheard:

@@ -1,8 +1,8 @@
-"""How a round of a group ends, by what its members report. Without network.
+"""The leader's verdict on a round of a group, by the members' reports, and what a member makes of it. Without network.
 
-Whom most of the failed members name made the attempt fail. If only one says so, it may lie, or the line between the two
-is cut: then both are suspects, and one of them is left out (swarm/grouping/roster.py). Whom the leader names, and this
-member has not seen fail, is left out when it is named again.
+The culprit is the member that is named by most of those that report a failure. If only one names it, that one may lie,
+or the line between the two may be cut. Then both are suspects, and one of them is left out (swarm/grouping/roster.py).
+If the leader names a member that this peer has not seen fail, that member is left out only when it is named again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ def succeeded(report: MemberReport) -> bool:
 
 
 def sane(report: MemberReport, place: int) -> MemberReport:
-    """A report that no honest member sends is a failure of its sender, the member at ``place``."""
-    two = report.other is not None
-    contradicts = report.culprit not in (None, report.other) and report.outcome is Outcome.POISONED
-    if not (two and not contradicts) and (succeeded(report) or report.outcome not in (Outcome.MERGED, Outcome.ALONE)):
+    """``report``, or a failure of its sender, the member at ``place``, if no honest member sends such a report.
+
+    An honest report has a result, or the outcome of a failure. It names two members only if these contradict each
+    other, and then its outcome is ``POISONED``.
+    """
+    names_two = report.other is not None
+    may_name_two = report.culprit not in (None, report.other) and report.outcome is Outcome.POISONED
+    has_end = succeeded(report) or report.outcome not in (Outcome.MERGED, Outcome.ALONE)
+    if has_end and (may_name_two or not names_two):
         return report
     detail = "a report that has neither a result nor a failure"
     return MemberReport(culprit=place, outcome=Outcome.CORRUPT, detail=detail)
@@ -74,8 +79,8 @@ def nobody(outcome: Outcome, detail: str, *culprits: int, certain: bool = True) 
 
 
 def _compare(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVerdict:
-    """Use the result when all have the same digest; else it may be a member with the rarest digest, or who sent it
-    another mean.
+    """Use the result if all members have the same digest. Otherwise the culprit is a member with the rarest digest.
+    That is not certain: another member may have sent it another mean.
     """
     held = Counter(report.digest for report in reports.values())
     if len(held) == 1:
@@ -86,8 +91,9 @@ def _compare(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVe
 
 
 def _blame(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVerdict:
-    """Whom the failed members name. A culprit is certain when this peer has seen it fail, or when two members name it
-    and nobody beside it. A lone accuser may lie, and is a suspect too.
+    """The culprit is the member that is named by most of those that report a failure. It is certain when this peer has
+    seen it fail, or when two members name it and nobody else. If one member alone accuses it, that one may lie, so it
+    is a suspect too.
     """
     failed = {place: report for place, report in reports.items() if not succeeded(report)}
     named: dict[int, list[int]] = {}  # by the culprit's place: who says so

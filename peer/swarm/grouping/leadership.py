@@ -1,10 +1,16 @@
-"""Who leads a group of everyone, by this peer's own rounds and by what members say of it.
+"""Which member of a group of everyone leads, by this peer's own rounds and by what members say.
 
-Who has led the last round leads the next one. When there is no such member, the smallest id leads, of those that have
-taken part in a round before those that have not: a small id is free. Who has led a round that failed leads after all
-others for a while, each time for twice as long, or until a round has had no group: a leader can make others look
-guilty. All members of a round see the same, so as a rule they have the same leader. Where they have not, the one that
-is asked names its own. Of two that lead, as after a split, one follows the other (:meth:`Leadership.claimed`).
+1. A member that another one has named as the leader leads this round.
+2. Otherwise the leader of the last round leads again, if that round has merged.
+3. Otherwise the smallest id leads. Members that have taken part in a round come before those that have not: anybody can
+   make a small id.
+
+A member that has led a failed round, or was a culprit of one, comes last for a while: a leader can make others look
+guilty. That time doubles with each failure and ends after a round without a group.
+
+All members of a round see the same outcome, so they usually choose the same leader. If they do not, a member that is
+asked to lead names its own leader. If two members lead, as after a split, one follows the other
+(:meth:`Leadership.claimed`).
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ ROUNDS_ALONE = 2  # rounds without a group, after which a claim is believed agai
 
 
 class Leadership:
-    """``seconds``: for which a claim or a failed leader counts less, the first time."""
+    """``seconds``: how long a vain claim or a failed round counts against a member, the first time."""
 
     def __init__(self, node: Node, seconds: Callable[[], float]) -> None:
         self._node, self._seconds = node, seconds
@@ -30,30 +36,34 @@ class Leadership:
         self._rounds_alone = 0  # without a group, since the last one that has merged
 
     def among(self, others: Collection[str]) -> str:
-        """The id of who leads, of ``others`` and this peer."""
+        """The id of the leader among ``others`` and this peer."""
         everybody = [self._node.peer_id, *others]
         return self._named if self._named in everybody else min(everybody, key=self._rank)
 
     def _rank(self, peer_id: str) -> tuple[bool, bool, bool, str]:
-        """The member with the least one leads."""
+        """The member with the smallest rank leads."""
         new = not self.established if peer_id == self._node.peer_id else peer_id not in self._node.proven
         return self._failed.avoided(peer_id), peer_id != self._incumbent, new, peer_id
 
     @property
     def grouped(self) -> bool:
-        """Its last round was one of a group. One that leads nobody follows one that does."""
+        """This peer has merged with a group, and has had no round without one since. A leader without a group follows a
+        leader that has one.
+        """
         return self.established and not self._rounds_alone
 
     def named(self, peer_id: str) -> None:
-        """The member that was asked to lead names this one."""
+        """A member that was asked to lead has named ``peer_id`` as the leader."""
         self._named = peer_id
 
     def claimed(self, peer_id: str, *, established: bool) -> None:
-        """This peer leads, and a member says that it does, and whether its last round was one of a group.
+        """This peer leads, and member ``peer_id`` says that it leads. ``established``: it says that its last round was
+        one of a group.
 
-        Both know which of them goes on. A claim is free: after one that was believed in vain, none is believed for a
-        while, each time for twice as long. Who stays without a group believes others: those that distrust one another
-        would each lead.
+        Both decide by the same rule: the one whose last round was one of a group leads; of two equals, the smaller id.
+        A claim costs nothing. So after a claim that was believed in vain, this peer believes none for a while, and
+        twice as long after each further one. After ``ROUNDS_ALONE`` rounds without a group it believes the claims of
+        members that have not disappointed it: if all members distrusted one another, each would lead.
         """
         first = (not established, peer_id) < (not self.grouped, self._node.peer_id)
         vain = self._claims.avoided(peer_id) or (self._claims.avoided("") and self._rounds_alone < ROUNDS_ALONE)
@@ -61,16 +71,19 @@ class Leadership:
             self._named = peer_id
 
     def followed_in_vain(self, peer_id: str) -> None:
-        """Believe no claim for a while, if this member was followed because it, or another one, said that it leads."""
+        """This peer had no success with ``peer_id`` as its leader. If a message had named it, believe no claim for a
+        while.
+        """
         if peer_id == self._named:
             self._named = ""
             for key in ("", peer_id):
                 self._claims.note(key, self._seconds(), offence=True)
 
     def ended(self, leader: str, culprits: Sequence[str] = (), *, merged: bool) -> None:
-        """A round has ended that ``leader`` led, if anybody. ``culprits``: they have made it fail.
+        """A round has ended. ``leader``: who led it, empty when there was no group. ``culprits``: who made it fail.
 
-        Without a group, others may see other failures than this peer, as one that has come back: each would lead.
+        After a round without a group, all failures are forgotten. Other members may have seen other failures, as when
+        this peer has come back. They would choose another leader, and each of them would lead a group of its own.
         """
         if leader and not merged:
             self.followed_in_vain(leader)
