@@ -13,7 +13,8 @@ from torch import Tensor
 from peer.p2p.bulk import offer
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.types import Group, Outcome
-from tests.unit.exchange.pair_harness import FAST, WAIT, Pair, Transport, memory, network, sockets
+from tests.unit.exchange.pair_harness import FAST, Pair, Transport, memory, network, sockets
+from tests.unit.p2p.bulk.harness import patient
 
 MakePair = Callable[..., Pair]
 Opening = Callable[[], AbstractContextManager[Transport]]
@@ -35,8 +36,7 @@ def opening(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def make(opening: Opening, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePair]:
     monkeypatch.setattr(offer, "LEAST_BULK", 0)
-    for name in ("DIAL_SECONDS", "READY_TIMEOUT"):  # both sides are one process, on a machine that may be busy
-        monkeypatch.setattr(offer, name, WAIT)
+    patient(monkeypatch)
     with opening() as transport:
         yield transport.pair
 

@@ -24,7 +24,7 @@ from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import Averaged, Contribution, SparseContribution
 from peer.rounds.types import Assembly, Group, Link, Seat
 from tests.simulated.loop import Process
-from tests.unit.exchange.pair_harness import FAST
+from tests.unit.exchange.pair_harness import FAST, WAIT
 from tests.unit.virtual import End, line, virtual_time, within
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class Many:
         """Direct connections are possible from now on."""
         for member in self.members:
             member.bulk = BulkPort(Proven(), member.thread.background)
-            member.thread.call(self._start(member.bulk), 5)
+            member.thread.call(self._start(member.bulk), WAIT)
 
     async def _start(self, port: BulkPort) -> None:
         port.start(HOST, 0, "auto", listens=True)
@@ -142,7 +142,7 @@ class Many:
         async def open_it() -> Stream:
             return Stream(*await end(), remote=remote, initiator=False)
 
-        return owner.thread.call(open_it(), 5)
+        return owner.thread.call(open_it(), WAIT)
 
     def close(self) -> None:
         for member in self.members:

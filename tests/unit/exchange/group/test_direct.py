@@ -30,6 +30,7 @@ from peer.rounds.contribution import PART, Averaged, Vector
 from peer.rounds.types import Outcome
 from tests.unit.exchange.group.harness import EXACT, Many, many
 from tests.unit.exchange.group.test_average import contributions, outcomes, sparse, vectors
+from tests.unit.p2p.bulk.harness import patient
 from tests.unit.virtual import run, stream_pair
 
 NUMEL = 6 * PART + 17  # for two members and more: two parts of each slice at least
@@ -42,16 +43,20 @@ Sent = Counter[str]
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """Payloads by whether they went over direct connections. All transfers are large enough for these."""
     monkeypatch.setattr(offer, "LEAST_BULK", 0)
-    for name in ("DIAL_SECONDS", "READY_TIMEOUT"):  # all members are one process, on a machine that may be busy
-        monkeypatch.setattr(offer, name, WAIT)
-    counted, send, begin = Counter[str](), FlowControlledStream.send, BulkTransfer.send
+    patient(monkeypatch)
+    monkeypatch.setattr(streams, "HELLO_TIMEOUT", WAIT)
+    counted, send, begin, counting = Counter[str](), FlowControlledStream.send, BulkTransfer.send, threading.Lock()
+
+    def count(what: str) -> None:
+        with counting:  # each member has a thread
+            counted[what] += 1
 
     async def any_way(self: FlowControlledStream, *args: Any, **named: Any) -> None:
-        counted["all"] += 1
+        count("all")
         await send(self, *args, **named)
 
     async def directly(self: BulkTransfer, *args: Any) -> None:
-        counted["direct"] += 1
+        count("direct")
         await begin(self, *args)
 
     monkeypatch.setattr(FlowControlledStream, "send", any_way)

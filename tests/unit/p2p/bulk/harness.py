@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from peer.p2p.budgets import Proven
-from peer.p2p.bulk import offer
+from peer.p2p.bulk import listener, offer
 from peer.p2p.bulk.offer import BulkOffer, BulkPort
 from peer.p2p.payload import receive_parts
 from peer.p2p.stream import Stream
@@ -22,7 +22,18 @@ HOST = "127.0.0.1"
 PART = 100_000  # bytes
 STALL = 5.0
 WAIT = 60.0  # seconds: both sides are one process, on a machine that may be busy
-LIMITS = {name: getattr(offer, name) for name in ("DIAL_SECONDS", "READY_TIMEOUT")}  # the product's
+LIMITS = ((offer, "DIAL_SECONDS"), (offer, "READY_TIMEOUT"), (listener, "ADMIT_SECONDS"))
+PRODUCTS = [getattr(module, name) for module, name in LIMITS]
+
+
+def patient(patch: pytest.MonkeyPatch) -> None:
+    """A direct connection may take :data:`WAIT` seconds to come about, unless the test has set its own limit. All
+    members are one process: forty at once took a quarter of what a listener waits for one, on a machine with a load of
+    8, and whoever is not let in sends over the p2p stream.
+    """
+    for (module, name), limit in zip(LIMITS, PRODUCTS, strict=True):
+        if getattr(module, name) == limit:
+            patch.setattr(module, name, WAIT)
 
 
 @dataclass
@@ -52,11 +63,9 @@ class Sides:
 
 @contextlib.asynccontextmanager
 async def sides(*, caller_listens: bool = True, called_listens: bool = True) -> AsyncIterator[Sides]:
-    """Dialling may take :data:`WAIT` seconds, unless the test has set its own limit."""
+    """Made with patience (:func:`patient`)."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, limit in LIMITS.items():
-            if getattr(offer, name) == limit:
-                patch.setattr(offer, name, WAIT)
+        patient(patch)
         async with _connected(caller_listens, called_listens) as two:
             yield two
 
