@@ -65,7 +65,8 @@ def test_members_wait_for_a_leader_that_is_slower_than_the_silence_limit() -> No
     first = by_id(3)[0]
     slow = replace(MACHINE, step_seconds=25 * MACHINE.step_seconds)
     machines = [slow if number == first else MACHINE for number in range(3)]
-    with in_a_folder(replace(swarm("group", *machines), seconds=190.0)) as world:  # round 6 may end at 160 s
+    # round 6 ends at 140 s, or at 163 s when the first one is of all and not of each alone (seeds 0 to 6)
+    with in_a_folder(replace(swarm("group", *machines), seconds=190.0)) as world:
         world.run()
         for peer in world.peers:
             met = [row["partner"] for row in world.rounds(peer) if 2 <= row["round"] <= 6]
