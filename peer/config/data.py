@@ -5,6 +5,7 @@ Paths are local to a machine (``LOCAL``); everything else is equal in the whole 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -96,6 +97,13 @@ class HuggingFaceData(Streamed):
     validation_split: str | None = None
     column: str = "text"  # of texts, or of lists of token ids
     streaming: bool = Field(default=False, json_schema_extra=LOCAL)  # read over the network; false: download first
+
+    @property
+    def on_hub(self) -> bool:
+        try:
+            return not Path(self.path).expanduser().exists()
+        except RuntimeError:  # the home of a user who is not here
+            return False
 
 
 AnyData = Annotated[

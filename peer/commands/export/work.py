@@ -13,14 +13,19 @@ from torch import nn
 
 from peer.commands.export import folder, sources
 from peer.commands.export.sources import ExportSource, Mixed, mix
+from peer.config.data import HuggingFaceData
 from peer.config.model import AutoModel
 from peer.data.open import corpus_of, validation
 from peer.data.tokenizer import load as load_tokenizer
 from peer.device.accelerator import pick_device
-from peer.errors import UserError, one_line
+from peer.device.memory import is_out_of_memory
+from peer.errors import RunError, UserError, one_line
 from peer.hub.push import push, rights
+from peer.logs import get_logger
 from peer.replica import model
 from peer.replica.inner_loop import mean_loss_by_rows
+
+log = get_logger("export")
 
 
 @dataclass(frozen=True)
@@ -110,17 +115,28 @@ def _evaluation(source: ExportSource, wish: bool | None) -> tuple[Callable[[nn.M
     """How to compute the validation loss, or why it is not computed."""
     if wish is False:
         return None, ""
+    data = source.run.data
+    if wish is None and isinstance(data, HuggingFaceData) and data.on_hub:  # it may be large
+        return None, f"the data set {data.path} is on the Hugging Face hub; --evaluate reads it"
     try:
         batches = validation(source.run, corpus_of(source.run).validation)
-    except UserError as error:
+    except (UserError, RunError) as error:
         if wish:
             raise
         return None, str(error)
     device = pick_device("auto")
 
     def loss_of(network: nn.Module) -> float:
-        loss = mean_loss_by_rows(network.to(device), batches, device)
-        network.to(torch.device("cpu"))
-        return loss
+        nonlocal device
+        try:
+            return mean_loss_by_rows(network.to(device), batches, device)
+        except RuntimeError as error:
+            if device.type == "cpu" or not is_out_of_memory(error):
+                raise
+        finally:
+            network.to(torch.device("cpu"))
+        log.warning("%s has no memory left: the CPU computes the validation loss (--no-evaluate leaves it out)", device)
+        device = torch.device("cpu")
+        return mean_loss_by_rows(network, batches, device)
 
     return loss_of, ""

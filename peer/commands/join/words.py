@@ -48,7 +48,7 @@ def downloads(config: Config) -> Iterator[str]:
     if tokenizer.name != BYTES and tokenizer.path is None:
         size = download_size(tokenizer.name, None, ("config.json", *TOKENIZER_FILES))
         yield from [f"download: the tokenizer {tokenizer.name}, {size}"] * bool(size)
-    if isinstance(data, HuggingFaceData) and not Path(data.path).expanduser().exists():
+    if isinstance(data, HuggingFaceData) and data.on_hub:
         how, splits = "as a whole before the first step", set()  # the library downloads all splits
         if data.streaming:
             how, splits = "piece by piece", {data.split, data.validation_split}

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -17,15 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.commands.cli import main
+from peer.commands.export import work
 from peer.commands.export.folder import save_byte_tokenizer
-from peer.config.data import BYTE_VOCABULARY
+from peer.config.data import BYTE_VOCABULARY, HuggingFaceData
 from peer.config.digest import canonical, digest
 from peer.config.schema import Config
 from peer.data.open import corpus_of, validation
 from peer.data.tokenizer import END_OF_TEXT, SEPARATOR
+from peer.errors import RunError, UserError
 from peer.process import LoopContext
 from peer.replica import inner_loop
-from peer.replica.inner_loop import mean_loss
+from peer.replica.inner_loop import mean_loss, mean_loss_by_rows
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
@@ -200,6 +202,57 @@ def test_without_the_text_there_is_no_loss_unless_it_was_asked_for(
     assert (code, "no file matches" in said) == (2, True)
     code, said = export(capsys, home, tmp_path / "out")
     assert (code, "validation loss not computed" in said) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(RunError("the Hugging Face hub does not answer"), 1), (UserError("no such data set"), 2)]
+)
+def test_a_data_set_on_the_hub_is_read_only_if_that_was_asked_for(
+    error: Exception, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was downloaded in silence, or, if the hub was away, there was no folder."""
+    run = config(tmp_path).run
+    tokens = corpus_of(run).train
+    run = run.model_copy(update={"data": HuggingFaceData(name="huggingface", path="me/books", sequence_length=16)})
+    home = saved(
+        tmp_path, "alice", replica.replica(Config(run=run), tokens, stream=1, device=CPU, context=LoopContext())
+    )
+    monkeypatch.setattr(work, "corpus_of", read := Mock(side_effect=error))
+    assert export(capsys, home, tmp_path / "first", "--evaluate") == (code, f"error: {error}\n")
+    assert read.call_count == 1
+    found, said = export(capsys, home, tmp_path / "second")
+    reason = "not computed: the data set me/books is on the Hugging Face hub; --evaluate reads it"
+    assert (found, reason in said, read.call_count) == (0, True, 1)
+    monkeypatch.chdir(tmp_path)
+    Path("me/books").mkdir(parents=True)  # the same name is a local folder now
+    found, said = export(capsys, home, tmp_path / "third")
+    assert (found, f"validation loss not computed: {error}" in said) == (0, True)
+
+
+def test_on_a_gpu_without_room_the_cpu_evaluates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback and no folder: by default export evaluates, and the GPU may be training."""
+    settings = config(tmp_path)
+    homes = [saved(tmp_path, name, trained(settings, number)) for number, name in enumerate(("alice", "bob"))]
+    asked = []
+
+    def loss(network: Any, batches: Any, device: torch.device) -> float:
+        asked.append(device.type)
+        if device.type != "cpu":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return mean_loss_by_rows(network, batches, device)
+
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: self)  # there is no such device
+    monkeypatch.setattr(work, "pick_device", lambda wish: torch.device("meta"))
+    monkeypatch.setattr(work, "mean_loss_by_rows", loss)
+    code, said = export(capsys, *homes, tmp_path / "out")
+    assert (code, asked) == (0, ["meta", "cpu", "cpu", "cpu"])
+    assert f"validation loss of the average: {loss_of(loaded(tmp_path / 'out'), settings):.4f}" in said
+    assert said.count("meta has no memory left: the CPU computes the validation loss") == 1
+    monkeypatch.setattr(work, "mean_loss_by_rows", Mock(side_effect=RuntimeError("shapes do not match")))
+    with pytest.raises(RuntimeError, match="shapes"):
+        main(["export", str(homes[0]), str(tmp_path / "another")])
 
 
 def _flip(home: Path) -> None:

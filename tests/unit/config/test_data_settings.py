@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from peer.config import load as settings
+from peer.config.data import HuggingFaceData
 from peer.config.digest import canonical, digest
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.report import Reporter
@@ -28,6 +29,11 @@ def test_what_show_config_prints_loads_to_the_same(data: str, tmp_path: Path) ->
     assert load(settings.dump(config), tmp_path) == config
     assert "x.txt" not in canonical(config.run) and "/tmp" not in canonical(config.run)
     assert "~" not in settings.dump(config)
+
+
+def test_a_data_set_is_on_the_hub_if_it_is_not_here(tmp_path: Path) -> None:
+    for path, on_hub in (("some/set", True), (str(tmp_path), False), ("~nobody-here/set", False)):
+        assert HuggingFaceData(name="huggingface", path=path).on_hub is on_hub
 
 
 @pytest.mark.parametrize(
