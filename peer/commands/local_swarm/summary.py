@@ -11,11 +11,16 @@ from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
 from peer.data.open import corpus_of, validation
 from peer.device.accelerator import pick_device
+from peer.device.memory import is_out_of_memory
+from peer.errors import RunError, UserError
+from peer.logs import get_logger
 from peer.replica import model
 from peer.replica.averaging import MeanWeights
 from peer.replica.inner_loop import mean_loss_by_rows
 from peer.rounds.types import Outcome
 from peer.training.checkpoint import UNTRAINED_PART, WEIGHTS_PART, Checkpoints, Tensors
+
+log = get_logger("swarm")
 
 
 def summarize(config: Config, tails: Sequence[Tail], wall_seconds: float) -> dict[str, Any]:
@@ -87,10 +92,25 @@ def _averaged_model(config: Config, tails: Sequence[Tail]) -> tuple[float | None
         average.add(weights)
     square = sum(average.square_distance(_tensors(folder, WEIGHTS_PART)) for folder in folders)
     numel = sum(value.numel() for value in average.tensors.values())
-    network = model.build(config.run)
-    network.load_state_dict({**_tensors(folders[0], UNTRAINED_PART), **average.tensors}, strict=False)
-    batches, device = validation(config.run, corpus_of(config.run).validation), pick_device(config.peer.device)
-    return mean_loss_by_rows(network.to(device), batches, device), (square / (len(folders) * numel)) ** 0.5
+    whole = {**_tensors(folders[0], UNTRAINED_PART), **average.tensors}
+    return _loss(config, whole), (square / (len(folders) * numel)) ** 0.5
+
+
+def _loss(config: Config, tensors: Tensors) -> float | None:
+    """``None``, and a line that says why, where data, model or memory are missing now: the other figures are here."""
+    try:
+        network = model.build(config.run)
+        network.load_state_dict(tensors, strict=False)
+        batches, device = validation(config.run, corpus_of(config.run).validation), pick_device(config.peer.device)
+        return mean_loss_by_rows(network.to(device), batches, device)
+    except (UserError, RunError) as error:
+        why = str(error)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        why = "the accelerator has no memory left"
+    log.warning("the average of the peers' weights is not evaluated: %s", why)  # print fails when its reader has gone
+    return None
 
 
 def _tensors(folder: Path, part: str) -> Tensors:

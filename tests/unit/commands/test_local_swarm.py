@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pty
 import signal
@@ -166,6 +167,29 @@ def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_pat
     picked.assert_called_once_with(config.peer.device)
     network, _, device = loss.call_args.args
     assert device == meta == next(network.parameters()).device
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "why"),
+    [
+        ("corpus_of", UserError("run.data.train: no file matches books/*.txt"), "run.data.train: no file matches"),
+        ("corpus_of", RunError("the hub does not answer"), "the hub does not answer"),
+        ("mean_loss_by_rows", torch.OutOfMemoryError("CUDA out of memory."), "the accelerator has no memory left"),
+    ],
+)
+def test_an_averaged_model_that_cannot_be_evaluated_costs_one_figure(
+    place: str, error: Exception, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """It cost all: there was no summary.json, and the command failed."""
+    write(tmp_path / "peer-0", [row(1)])
+    weights = {name: it.detach() for name, it in model.build(CONFIG.run).named_parameters()}
+    Checkpoints(tmp_path / "peer-0" / "checkpoints", keep=2).save(10, {}, {"model": weights}.items())
+    monkeypatch.setattr(summary, place, Mock(side_effect=error))
+    monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)  # logs.setup of another test turns it off
+    assert launched(tmp_path, monkeypatch, resume=True) == 0
+    assert f"the average of the peers' weights is not evaluated: {why}" in caplog.text
+    found = json.loads((tmp_path / "summary.json").read_text())["swarm"]
+    assert (found["val_loss_averaged_model"], found["spread"], found["val_loss_mean"]) == (None, 0.0, 2.0)
 
 
 def test_what_is_not_trained_is_that_of_the_first_peer(tmp_path: Path) -> None:
