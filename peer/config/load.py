@@ -11,7 +11,7 @@ import os
 import re
 import typing
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,8 +105,10 @@ def resolve(
     tree: dict[str, Any] = copy.deepcopy(dict(base or {}))
     for file in files:
         _merge(tree, _read(file))
+    given: set[str] = set()
     for path, value in chain(from_environment(os.environ if environment is None else environment), values):
-        _put(tree, path, value)
+        _put(tree, path, value, given)
+        given.add(path)
     source = " ".join(map(str, files)) or "configuration"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -174,8 +176,10 @@ def _another(section: dict[str, Any], later: dict[str, Any]) -> bool:
     return "name" in section and "name" in later and section["name"] != later["name"]
 
 
-def _put(tree: dict[str, Any], path: str, value: Any) -> None:
-    """Set one key. Another method replaces the one before and its settings, as in :func:`_merge`."""
+def _put(tree: dict[str, Any], path: str, value: Any, given: Container[str]) -> None:
+    """Set one key. Another method replaces the one before and its settings, as in :func:`_merge`, but for those that
+    are ``given`` as ``value`` is: their order says nothing.
+    """
     *parents, last = path.split(".")
     for key in parents:
         if tree.get(key) is None:
@@ -184,7 +188,8 @@ def _put(tree: dict[str, Any], path: str, value: Any) -> None:
             raise UserError(f"{path}: {key} is a value, not a section")
         tree = tree[key]
     if parents[-1:] == ["outer"] and _another(tree, {last: value}):
-        tree.clear()
+        for key in [it for it in tree if ".".join((*parents, it)) not in given]:
+            del tree[key]
     tree[last] = value
 
 

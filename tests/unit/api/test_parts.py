@@ -78,6 +78,13 @@ def test_keywords_are_keys_and_come_before_environment_and_file(tmp_path: Path) 
     assert (config.peer.initial_peers, config.peer.name) == (("one", "two"), "me")
 
 
+def test_a_setting_of_the_method_may_come_before_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("run: {name: file, outer: {name: noloco, beta: 0.6}}")
+    config = resolve(file, {"run.outer.momentum": 0.25, "run.outer.name": "diloco"}, environment={})
+    assert config.run.outer == DiLoCoConfig(name="diloco", momentum=0.25)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -170,6 +170,14 @@ def test_only_another_method_replaces_the_settings_of_the_one_before(tmp_path: P
         assert outer.name == name and getattr(outer, "beta", None) == beta
 
 
+def test_a_setting_that_is_given_with_the_name_of_its_method_stays_in_either_order(tmp_path: Path) -> None:
+    """The name dropped it in silence when it came second."""
+    given = ["run.outer.name=diloco", "run.outer.momentum=0.75"]
+    for overrides in (given, given[::-1]):
+        outer = load("run: {outer: {name: noloco, beta: 0.6}}", tmp_path, *overrides).run.outer
+        assert outer == DiLoCoConfig(name="diloco", momentum=0.75)
+
+
 def test_overlap_is_a_default_of_noloco_alone_and_a_codec_of_diloco_too(tmp_path: Path) -> None:
     def exchange(text: str, *overrides: str) -> tuple[bool, str, float]:
         found = load(text, tmp_path, *overrides).run.exchange
