@@ -22,7 +22,7 @@ from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
 
 from peer.p2p import identity
-from peer.p2p.dht.limits import RecordLimit, RecordLimits, split_text
+from peer.p2p.dht.limits import RecordLimit, RecordLimits, subkey_text
 
 KEY_BITS = (2048, 4096)  # of a key, and its exponent is 65537: the check of a signature costs little
 EXPONENT = 65537
@@ -76,7 +76,7 @@ class _Owners(RecordValidatorBase):
     def validate(self, record: DHTRecord) -> bool:
         if record.subkey == DHTProtocol.IS_REGULAR_VALUE:
             return True
-        owner = owner_of_subkey(split_text(record.subkey)[0])
+        owner = owner_of_subkey(subkey_text(record.subkey))
         return owner.peer_id == peer_id_of(owner.public.encode()) != "" and self._admits(*owner[::2])
 
     @property

@@ -46,8 +46,7 @@ class RecordLimits(RecordValidatorBase):
             return False
         if not record.expiration_time <= clock.unix() + limit.lifetime + CLOCKS:
             return False
-        name, rest_of_name = split_text(record.subkey)
-        if not plain and (name is None or rest_of_name):
+        if not plain and subkey_text(record.subkey) is None:
             return False
         text, rest = split_text(record.value)
         # else who strips the signature unpacks more than the text
@@ -58,6 +57,14 @@ class RecordLimits(RecordValidatorBase):
     def priority(self) -> int:
         """Before signatures are checked (10)."""
         return 20
+
+
+def subkey_text(packed: bytes) -> str | None:
+    """The text of a packed subkey; ``None`` when it is none. The same text packed in another way is none either: a node
+    keeps the text alone, and who reads the record packs it again for the signature, which would be false.
+    """
+    text, _ = split_text(packed)
+    return text if text is not None and DHTProtocol.serializer.dumps(text) == packed else None
 
 
 def split_text(packed: bytes) -> tuple[str | None, bytes]:

@@ -25,7 +25,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from peer import clock
 from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Proven, Spending
 from peer.p2p.dht.authors import Author, owner_of_subkey
-from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, split_text
+from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, subkey_text
 from peer.p2p.dht.mended import calls_have_ended, mend_calls
 from peer.p2p.dht.search import FINGERPRINT_BYTES, KNOWN_RECORDS, NEIGHBOURS, SAID, Known, without
 from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, message_classes
@@ -100,7 +100,7 @@ class Requests:
                 continue
             if len(key) != DHTID.HASH_NBYTES or len(subkey) > SUBKEY_BYTES:  # both are remembered
                 raise RefusedRequest("a key or subkey of another length")
-            if owner_of_subkey(split_text(subkey)[0]).peer_id != peer_id:
+            if owner_of_subkey(subkey_text(subkey)).peer_id != peer_id:
                 raise RefusedRequest("a record is taken from its author")
             if not self._kept.room(key, peer_id, expires, subkey):
                 raise RefusedRequest("too many records")
