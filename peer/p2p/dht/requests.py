@@ -2,13 +2,14 @@
 
 libp2p has proved who is at the other end of a connection. So a request counts as that id's: by its budget (budgets.py),
 by the certificate in it where the swarm is for invited peers, and by its place in the DHT, which is the hash of the id.
-A record is taken from its author only, and as many as a node keeps. An answer is checked in the same way.
+A record is taken from its author only, and as many as a node keeps. An answer is checked in the same way, each record
+in it by itself: for a single false one hivemind drops all.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto.dht_pb2 import FOUND_DICTIONARY, NOT_FOUND, FindRequest, FindResponse, StoreRequest, StoreResponse
 from hivemind.utils import MSGPackSerializer
@@ -34,6 +36,7 @@ KEYS = 8  # of one request; each counts as one
 RECORDS_EACH = 64  # of one request
 KEY_RECORDS = 256  # that a node keeps under one key; a bucket of the directory has about 24
 KEY_RECORDS_EACH = 2  # of one author under one key: a new invitation is another subkey until the old record expires
+READ_RECORDS = 2 * KEY_RECORDS  # of an answer under one key: proven authors may write under one that is full
 ANSWER_BYTES = 1_500_000  # hivemind refuses to send more than 2 MiB
 PRUNE_SECONDS = 5.0
 # a field that hivemind's FindRequest does not have, and that who does not know it skips
@@ -110,19 +113,26 @@ class Requests:
         if not self._bytes.spend(remote.to_base58(), answer.ByteSize()):
             raise RefusedRequest("too many bytes")
 
-    def check_answer(self, answer: Any, remote: PeerID) -> None:
-        """Raises :class:`RefusedRequest`; left out are nodes at a place that is not theirs, and what cannot be read."""
+    def check_answer(self, request: Any, answer: Any, remote: PeerID) -> None:
+        """Raises :class:`RefusedRequest`. Left out are nodes at a place that is not theirs, and records that are not
+        valid: one may be too late by our clock, or of somebody whom the other one does not know to be revoked.
+        """
         if not self._author.admits(remote.to_base58(), answer.auth.service_access_token.username):
             raise RefusedRequest("not invited")
         if answer.peer.node_id not in (b"", place_of_node(remote).to_bytes()):
             raise RefusedRequest("a node's place is the hash of its id")
-        for result in answer.results if isinstance(answer, FindResponse) else ():
+        for key, result in zip(request.keys, answer.results, strict=False) if isinstance(answer, FindResponse) else ():
             nodes = list(zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False))
-            if result.type == FOUND_DICTIONARY and not _is_dictionary(result.value):
-                result.type, result.value = NOT_FOUND, b""
+            if result.type == FOUND_DICTIONARY:
+                _put(result, [row for row in _rows(result.value)[:READ_RECORDS] if self._valid(key, *row)])
             true = [(place, node) for place, node in nodes if place_of_node(PeerID(node)).to_bytes() == place]
             result.nearest_node_ids[:] = [place for place, _ in true]
             result.nearest_peer_ids[:] = [node for _, node in true]
+
+    def _valid(self, key: bytes, subkey: object, value: Any, expires: Any) -> bool:
+        """hivemind asks again, and each signature is checked once (authors.py)."""
+        packed = MSGPackSerializer.dumps(subkey) if isinstance(subkey, str) else b""
+        return self._author.validator.validate(DHTRecord(key, packed, value, expires))
 
 
 class _Kept:
@@ -163,14 +173,24 @@ class _Kept:
         self._by_author = Counter(author for author, _ in chain.from_iterable(self._by_key.values()))
 
 
-def _is_dictionary(value: bytes) -> bool:
-    """Can it be read? hivemind also unpacks one whose size is a text, and fails when it is used."""
+def _rows(packed: bytes) -> list[tuple[Any, Any, Any]]:
+    """Subkey, value and expiration of each record in a dictionary; none when it cannot be read."""
     try:
-        found = MSGPackSerializer.loads(value)
+        found = MSGPackSerializer.loads(packed)
     except Exception:  # noqa: BLE001 - whatever somebody has sent
-        return False
-    numbers = (getattr(found, "maxsize", None), getattr(found, "latest_expiration_time", None))
-    return isinstance(found, DictionaryDHTValue) and all(isinstance(it, int | float) for it in numbers)
+        return []
+    # its items() fail when it says that its size is a text
+    return [(subkey, *it) for subkey, it in found.data.items()] if isinstance(found, DictionaryDHTValue) else []
+
+
+def _put(result: Any, rows: Iterable[Sequence[Any]]) -> None:
+    """These records, as of :func:`_rows`, are what is found."""
+    left = DictionaryDHTValue()
+    for row in rows:
+        left.store(*row)
+    result.value = MSGPackSerializer.dumps(left) if left else b""
+    if not left:
+        result.type = NOT_FOUND
 
 
 def fitting(answer: FindResponse) -> FindResponse:
@@ -204,12 +224,7 @@ def leave_out(request: FindRequest, answer: FindResponse) -> None:
         del result.nearest_node_ids[NEIGHBOURS:], result.nearest_peer_ids[NEIGHBOURS:]
         if result.type != FOUND_DICTIONARY:
             continue
-        left = DictionaryDHTValue()
-        for row in [] if said.everything else without(MSGPackSerializer.loads(result.value), key, known):
-            left.store(*row)
-        result.value = MSGPackSerializer.dumps(left) if left else b""
-        if not left:
-            result.type = NOT_FOUND
+        _put(result, [] if said.everything else without(MSGPackSerializer.loads(result.value), key, known))
 
 
 class CheckedP2P(P2P):
@@ -244,7 +259,7 @@ class CheckedP2P(P2P):
             add_known(input, known)
         self.requests.ours(input)
         answer = await super().call_protobuf_handler(peer_id, name, input, output_protobuf_type)
-        self.requests.check_answer(answer, peer_id)
+        self.requests.check_answer(input, answer, peer_id)
         return answer
 
 

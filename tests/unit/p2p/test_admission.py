@@ -168,7 +168,7 @@ def test_requests_of_the_uninvited_are_not_answered(invited: Callable[..., Autho
             asks.ours(request)
             answers.check_request(request, ends[0])
             answers.ours(response)
-            asks.check_answer(response, ends[1])
+            asks.check_answer(request, response, ends[1])
         except RefusedRequest as error:
             assert str(error) == "not invited"
             return False

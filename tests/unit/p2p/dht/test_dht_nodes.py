@@ -107,3 +107,20 @@ def test_a_subkey_that_is_packed_in_another_way_hides_no_record(new_peer: Callab
         return await newcomer.read()
 
     assert asyncio.run(attack()) == {member.subkey}
+
+
+def test_a_false_record_hides_no_other(new_peer: Callable[[str], Peer]) -> None:
+    """A node may keep what is not valid for all: too late by one clock, or revoked for one."""
+    node, member, stranger, newcomer = map(new_peer, ("node", "member", "stranger", "newcomer"))
+
+    async def look() -> set[str]:
+        await node.join()
+        await newcomer.join(node)
+        assert await member.store(node, MSGPackSerializer.dumps(member.subkey))
+        for owner, lasts in ((stranger, 120), (node, 30)):  # too late, and not signed by its owner
+            expires = time.time() + lasts
+            value = stranger.signed(MSGPackSerializer.dumps(owner.subkey), expires)
+            node.dht.protocol.storage.store_subkey(id_of(RUN), owner.subkey, value, expires)
+        return await newcomer.read()
+
+    assert asyncio.run(look()) == {member.subkey}

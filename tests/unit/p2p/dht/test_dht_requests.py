@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgpack
 import pytest
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 from hivemind.proto.dht_pb2 import NOT_FOUND, FindRequest, FindResponse, FindResult, NodeInfo, PingRequest, StoreRequest
@@ -23,6 +25,7 @@ from peer.p2p.dht.requests import (
     KEY_RECORDS,
     KEY_RECORDS_EACH,
     KEYS,
+    READ_RECORDS,
     RefusedRequest,
     Requests,
     add_known,
@@ -199,12 +202,53 @@ def test_a_dictionary_that_fails_when_it_is_used_is_no_answer(
     one, author = authors[0]
     fields = [None, time.time() + 20]
     fields[place] = "x"  # type: ignore[call-overload]
-    inner = msgpack.packb([*fields, [["subkey", b"value", time.time() + 20]]])
-    value = MSGPackSerializer.dumps(msgpack.ExtType(0x50, inner))
-    good = answer("one", expires=time.time() + 20)
-    reply = FindResponse(results=[FindResult(type=dht_pb2.FOUND_DICTIONARY, value=value), *good.results])
-    Requests(author, Proven()).check_answer(reply, one)
-    assert [it.type for it in reply.results] == [NOT_FOUND, dht_pb2.FOUND_DICTIONARY] and not reply.results[0].value
+    rows = [signed(author, one.to_base58() + author.tag, time.time() + 20)]
+    values = [MSGPackSerializer.dumps(msgpack.ExtType(0x50, msgpack.packb([*it, rows]))) for it in (fields, [None, 0])]
+    values += [b"\xc1", MSGPackSerializer.dumps({"a": "dictionary"})]
+    reply = FindResponse(results=[FindResult(type=dht_pb2.FOUND_DICTIONARY, value=it) for it in values])
+    Requests(author, Proven()).check_answer(FindRequest(keys=[KEY] * len(values)), reply, one)
+    for result in reply.results:  # as hivemind uses it
+        found = (
+            MSGPackSerializer.loads(result.value) if result.type == dht_pb2.FOUND_DICTIONARY else DictionaryDHTValue()
+        )
+        assert len(found) == len(dict(found.items()))
+    assert [it.type for it in reply.results[1:]] == [dht_pb2.FOUND_DICTIONARY, NOT_FOUND, NOT_FOUND]
+
+
+def signed(author: Author, subkey: str, expires: float, key: bytes = KEY) -> tuple[str, bytes, float]:
+    """A record, as a node keeps it."""
+    return subkey, author.validator.sign_value(DHTRecord(key, msgpack.packb(subkey), b"\xa2{}", expires)), expires
+
+
+def test_one_false_record_costs_an_answer_that_record_only(authors: Sequence[tuple[PeerID, Author]]) -> None:
+    """hivemind drops all. An expired invitation, or one that only the reader knew to be revoked, hid all members."""
+    (one, author), (two, other) = authors
+    now, mine, others = time.time(), one.to_base58() + author.tag, two.to_base58() + other.tag
+    false: list[tuple[Any, Any, Any]] = [
+        signed(other, f"{others[:-1]}=]", now + 1000),
+        (f"{others[:-1]}==]", b"\xa2{}", now + 20),
+        signed(author, f"{others[:-1]}===]", now + 20),
+        signed(author, mine[:-1] + "=]", now + 20, b"another key"),
+        (7, b"value", now + 21),
+        ("text", "text", now + 20),
+    ]
+    good = [signed(author, mine, now + 20), signed(other, others, now + 20)]
+    for rows in ([*false, *good], [*good, *false]):
+        value = msgpack.packb(msgpack.ExtType(0x50, msgpack.packb([None, now, rows])))
+        reply = FindResponse(results=[FindResult(type=dht_pb2.FOUND_DICTIONARY, value=value)])
+        Requests(author, Proven()).check_answer(FindRequest(keys=[KEY]), reply, one)
+        left = MSGPackSerializer.loads(reply.results[0].value)
+        assert [(subkey, *it) for subkey, it in left.items()] == good
+
+
+def test_no_more_records_of_an_answer_are_checked_than_a_node_has(
+    authors: Sequence[tuple[PeerID, Author]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one, author), checked = authors[0], list[DHTRecord]()
+    monkeypatch.setattr(author.validator, "validate", checked.append)
+    reply = answer(*map(str, range(2 * READ_RECORDS)), expires=time.time() + 20)
+    Requests(author, Proven()).check_answer(FindRequest(keys=[KEY]), reply, one)
+    assert len(checked) == READ_RECORDS > KEY_RECORDS and reply.results[0].type == NOT_FOUND
 
 
 def test_nobody_chooses_its_place(authors: Sequence[tuple[PeerID, Author]]) -> None:
@@ -219,11 +263,12 @@ def test_nobody_chooses_its_place(authors: Sequence[tuple[PeerID, Author]]) -> N
         result.nearest_node_ids.append(place.node_id)
         result.nearest_peer_ids.append(one.to_bytes())
     answer = FindResponse(results=[result], peer=own)
-    checks.check_answer(answer, one)
+    request = FindRequest(keys=[KEY])
+    checks.check_answer(request, answer, one)
     assert list(answer.results[0].nearest_node_ids) == [own.node_id]
     assert list(answer.results[0].nearest_peer_ids) == [one.to_bytes()]
     with pytest.raises(RefusedRequest, match="place"):
-        checks.check_answer(FindResponse(peer=other), one)
+        checks.check_answer(request, FindResponse(peer=other), one)
 
 
 def test_an_answer_that_is_too_large_loses_values_and_not_the_answer() -> None:
