@@ -8,13 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from peer.errors import RunError, UserError
 from peer.exchange.average import Exchange
+from peer.logs import fields, get_logger
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import Lineage, State
-from peer.rounds.types import Group, Grouping, Outcome, Seat
+from peer.rounds.types import Group, Outcome, Seat
 from peer.training.boundary import Boundary
+
+log = get_logger("boundary")
 
 ROUND_TRIES = 2  # for one round
 LONGER = 10.0  # times this peer's momentum, or the distance of the slow weights: the longest momentum to take
@@ -45,7 +49,7 @@ class Blocking(Boundary):
         self.rollback.trained(inner)
         if ends:  # that takes long after the last step, and its partner may be done much sooner
             self.judge()
-        for _ in range(ROUND_TRIES):
+        for earlier in range(ROUND_TRIES):
             with phase("match"):
                 group = self.presence.group_for(self.counters.round)
                 if group.donor is not None:
@@ -54,10 +58,12 @@ class Blocking(Boundary):
                 group = replace(group, tokens=self.counters.phase_tokens, phase_seconds=phase_seconds)
             self.judge()  # the partner waits for parts more patiently than for a peer that has not come
             group = self.presence.still(group)
+            if earlier and group.assembly is None and not group.lost:  # its change is for the next round of all
+                group = replace(group, lost="this peer has left out the others after a failure")
             with phase("exchange"):
                 averaged = self.exchange.average(self.outer.contribution(), group)
             self._note_unheard(averaged)
-            if not self.repeats(averaged):
+            if not self.presence.ended(averaged) or self.context.away:
                 break
         with phase("apply"), self.outer.slow.changing:
             if averaged.outcome is Outcome.MERGED and isinstance(self.outer, NoLoCo):
@@ -68,6 +74,31 @@ class Blocking(Boundary):
             self.state.cross_boundary(averaged.digest, members=len(averaged.partners) + 1)
         self.report(self.reached(inner), averaged)
         return True
+
+    def finish(self) -> None:
+        """As in pairs; and a peer that has lost the last round takes what the group has: no boundary follows."""
+        super().finish()
+        last = self.reporter.last
+        lost = last is not None and last.averaged.outcome is not Outcome.MERGED
+        if lost and self.outer.equal_replicas and self.phase_length.steps_left <= 0:
+            with self.phase("join"):
+                self._take_last()
+
+    def _take_last(self) -> None:
+        own, reason = self.counters, "nobody has more"
+        if self.context.away or not self.presence.others():
+            return
+        try:
+            state = self.presence.take_state(self.state.room(), 0.0, above=own.round - 1)
+        except (RunError, UserError) as error:  # they have left
+            state, reason = None, str(error)
+        if state is not None and state.step >= self.state.inner.step:
+            reason = self._objection(state, "a member")
+            if not reason and state.lineage.contributions > own.lineage.contributions:
+                self.state.adopt(state)
+                log.info("took the weights of the last round: %s", fields(round=state.round))
+                return
+        log.warning("the last round was lost, and these are not the group's weights: %s", fields(reason=reason))
 
     def caught_up(self, donor: Seat) -> Group:
         """Take the group's slow weights from ``donor``, then ask for the group again."""
@@ -106,10 +137,3 @@ class Blocking(Boundary):
             if not loss <= WORSE * usual:
                 return f"with the slow weights of {donor} the loss is {loss:.4g}, with its own {usual:.4g}"
         return ""
-
-    def repeats(self, averaged: Averaged) -> bool:
-        """Report the end of the exchange; returns whether a member's failure is a reason to repeat it without it."""
-        self.presence.ended(averaged)
-        if self.outer.grouping is not Grouping.EVERYONE or self.context.away:
-            return False
-        return averaged.culprits[:1] not in ((), (self.presence.peer_id,))
