@@ -7,7 +7,7 @@ remote file; skipped rows are transferred too. Only this module imports the libr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from math import ceil
 from pathlib import Path
@@ -17,6 +17,9 @@ from peer.config.data import HuggingFaceData
 from peer.data.library_errors import library_errors
 from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts, without
 from peer.errors import UserError
+from peer.logs import get_logger
+
+log = get_logger("data")
 
 RANGE_ROWS = 4096  # rows of a shard of a table
 TABLE_ROWS = 256  # rows that are read at once
@@ -41,7 +44,7 @@ class TableSource:
                 rows = self._table[at : min(at + TABLE_ROWS, end)]
             for index, value in enumerate(rows[self._column]):
                 row = at + index - begin
-                if wanted(row):
+                if wanted(row) and not _is_null(value):
                     mask = rows[MASK_COLUMN][index] if MASK_COLUMN in rows else None
                     yield row, document(value, mask, partial(self.position_text, shard, row))
 
@@ -68,12 +71,25 @@ class StreamedSource:
                 it = next(found, None)
             if it is None:
                 return
-            if wanted(row):
+            if wanted(row) and not (self._column in it and _is_null(it[self._column])):
                 where = partial(self.position_text, shard, row)
                 yield row, document(it.get(self._column), it.get(MASK_COLUMN), where)
 
     def position_text(self, shard: int, row: int) -> str:
         return f"{self._name} shard {shard + 1} of {self._count} row {row + 1}"
+
+
+def _is_null(value: Any) -> bool:
+    """Such a row is skipped, as an empty text is: who trains on a data set of others cannot mend it."""
+    if value is None:
+        _warn_of_null()
+    return value is None
+
+
+@cache
+def _warn_of_null() -> None:
+    """Once in a process."""
+    log.warning("run.data: a row of the data set has no text (null); it is skipped, and so are all such rows")
 
 
 def load(settings: HuggingFaceData, split: str, left_out: Iterable[Path] = ()) -> DocumentSource:
