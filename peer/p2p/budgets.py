@@ -89,8 +89,7 @@ class Spending:
 
     def wait(self, remote: str, units: float = 1.0) -> float:
         """0 when ``remote`` has ``units``, which are counted; else the seconds until it may have them."""
-        buckets = {remote: self._rate.each} | ({} if remote in self._proven else {"": self._rate.all})
-        now = clock.monotonic()
+        buckets, now = self._buckets(remote), clock.monotonic()
         left = {name: self._now(name, rate, now) - units for name, rate in buckets.items()}
         if min(left.values()) < 0:
             return max(-units_left / buckets[name] for name, units_left in left.items())
@@ -101,10 +100,19 @@ class Spending:
             self._left.popitem(last=False)
         return 0.0
 
+    def left(self, remote: str) -> float:
+        """The units that ``remote`` has."""
+        now = clock.monotonic()
+        return min(self._now(name, rate, now) for name, rate in self._buckets(remote).items())
+
     async def pace(self, remote: str, units: float) -> None:
         """:meth:`spend` as soon as it can be done. The caller sets the deadline."""
         while seconds := self.wait(remote, units):  # noqa: ASYNC110 - the units come with time, and no event says so
             await asyncio.sleep(max(PACE, seconds))
+
+    def _buckets(self, remote: str) -> dict[str, float]:
+        """Units a second, by the name of each bucket from which it spends."""
+        return {remote: self._rate.each} | ({} if remote in self._proven else {"": self._rate.all})
 
     def _now(self, name: str, rate: float, now: float) -> float:
         most = rate * self._rate.burst

@@ -8,9 +8,10 @@ in it by itself: for a single false one hivemind drops all.
 
 from __future__ import annotations
 
+import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ RECORDS_EACH = 64  # of one request
 KEY_RECORDS = 256  # that a node keeps under one key; a bucket of the directory has about 24
 KEY_RECORDS_EACH = 2  # of one author under one key: a new invitation is another subkey until the old record expires
 READ_RECORDS = 2 * KEY_RECORDS  # of an answer under one key: proven authors may write under one that is full
-ANSWER_BYTES = 1_500_000  # hivemind refuses to send more than 2 MiB
+ANSWER_BYTES = 256_000  # of one: it comes in time (join.DHT_TIMEOUT) at 1 Mbit/s; a full key has three times as much
+DICTIONARY_BYTES = 64  # of one without records, at most
 PRUNE_SECONDS = 5.0
 # a field that hivemind's FindRequest does not have, and that who does not know it skips
 _KNOWN = message_classes(
@@ -59,7 +61,7 @@ class Requests:
     """Checks those of one node."""
 
     def __init__(self, author: Author, proven: Proven) -> None:
-        self._author = author
+        self._author, self._proven = author, proven
         self._requests, self._bytes = Spending(DHT_REQUESTS, proven), Spending(DHT_BYTES, proven)
         self._kept = _Kept(proven)
         self._shown: OrderedDict[str, str] = OrderedDict()  # certificates by id
@@ -109,8 +111,15 @@ class Requests:
                 raise RefusedRequest("too many records")
 
     def count_answer(self, answer: Any, remote: PeerID) -> None:
-        """Our answer costs upload, as the request does. Raises :class:`RefusedRequest` when that is too much."""
-        if not self._bytes.spend(remote.to_base58(), answer.ByteSize()):
+        """Our answer costs upload, as the request does: a long one is cut, so that the next one has room too. Raises
+        :class:`RefusedRequest` when it is too much all the same, and it has cost what was left.
+        """
+        peer_id = remote.to_base58()
+        left = self._bytes.left(peer_id)
+        if isinstance(answer, FindResponse):
+            fit(answer, min(ANSWER_BYTES, left / 2), self._proven)
+        self._bytes.spend(peer_id, min(answer.ByteSize(), left))
+        if answer.ByteSize() > left:
             raise RefusedRequest("too many bytes")
 
     def check_answer(self, request: Any, answer: Any, remote: PeerID) -> None:
@@ -193,15 +202,21 @@ def _put(result: Any, rows: Iterable[Sequence[Any]]) -> None:
         result.type = NOT_FOUND
 
 
-def fitting(answer: FindResponse) -> FindResponse:
-    """Without the values that would make the answer too large to be sent."""
-    size = 0
-    for result in answer.results:
-        size += result.ByteSize()
-        if size > ANSWER_BYTES:
-            size -= len(result.value)
-            result.type, result.value, result.expiration_time = NOT_FOUND, b"", 0.0
-    return answer
+def fit(answer: FindResponse, room: float, proven: Proven) -> None:
+    """Leave as many records under each key as have room, in bytes; those of ``proven`` authors first, the others at
+    random: the asker names them the next time, and gets others. One at least: else a key would seem to be empty.
+    """
+    found = [it for it in answer.results if it.type == FOUND_DICTIONARY]
+    room -= answer.ByteSize() - sum(len(it.value) for it in found)
+    for result in found:
+        if len(result.value) > room:
+            rows = _rows(result.value)
+            random.shuffle(rows)
+            rows.sort(key=lambda row: owner_of_subkey(row[0]).peer_id not in proven)
+            ends = accumulate((len(MSGPackSerializer.dumps(list(row))) for row in rows), initial=DICTIONARY_BYTES)
+            fitting = sum(end <= room for end in ends) - 1
+            _put(result, rows[: max(1, fitting)])
+        room -= len(result.value)
 
 
 def add_known(request: FindRequest, known: Known) -> None:
@@ -245,7 +260,6 @@ class CheckedP2P(P2P):
             answer = await handler(request, context)
             if isinstance(answer, FindResponse):
                 leave_out(request, answer)
-                fitting(answer)
             self.requests.count_answer(answer, context.remote_id)
             self.requests.ours(answer)
             return answer

@@ -29,7 +29,9 @@ def test_who_has_no_more_is_told_when_it_has(now: list[float]) -> None:
     spending = Spending(Rate(each=2, all=4, burst=5), Proven())
     assert spending.wait("a", 10) == 0
     assert spending.wait("a") == 0.5
+    assert spending.left("a") == 0 and spending.left("b") == 10
     assert spending.wait("b", 10) == 0 and spending.wait("c") == 0.25, "all have no more"
+    assert spending.left("c") == 0
     now[0] += 0.5
     assert spending.wait("a") == 0
 

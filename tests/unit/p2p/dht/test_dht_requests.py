@@ -19,9 +19,10 @@ from hivemind.utils import MSGPackSerializer
 from peer.p2p import identity
 from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Proven
 from peer.p2p.dht import requests
-from peer.p2p.dht.authors import Author
-from peer.p2p.dht.limits import SUBKEY_BYTES
+from peer.p2p.dht.authors import Author, owner_of_subkey
+from peer.p2p.dht.limits import RECORD, SUBKEY_BYTES
 from peer.p2p.dht.requests import (
+    ANSWER_BYTES,
     KEY_RECORDS,
     KEY_RECORDS_EACH,
     KEYS,
@@ -29,7 +30,6 @@ from peer.p2p.dht.requests import (
     RefusedRequest,
     Requests,
     add_known,
-    fitting,
     leave_out,
     place_of_node,
 )
@@ -271,14 +271,57 @@ def test_nobody_chooses_its_place(authors: Sequence[tuple[PeerID, Author]]) -> N
         checks.check_answer(request, FindResponse(peer=other), one)
 
 
-def test_an_answer_that_is_too_large_loses_values_and_not_the_answer() -> None:
-    results = [
-        FindResult(type=dht_pb2.FOUND_DICTIONARY, value=bytes(600_000), expiration_time=1.0, nearest_node_ids=[KEY])
-        for _ in range(5)
-    ]
-    answer = fitting(FindResponse(results=results))
-    assert [it.type for it in answer.results] == [dht_pb2.FOUND_DICTIONARY] * 2 + [dht_pb2.NOT_FOUND] * 3
-    assert answer.ByteSize() < 2**21 and all(it.nearest_node_ids for it in answer.results)
+def full_key(*others: str) -> FindResult:
+    """As many records as a node keeps under a key, of the largest size, and then those of ``others``."""
+    held = DictionaryDHTValue()
+    for peer_id in (*(f"Qm{number + 1000}".replace("0", "z") for number in range(KEY_RECORDS)), *others):
+        subkey = f"{peer_id}[owner:ssh-rsa {'A' * (SUBKEY_BYTES - len(peer_id) - 19)}]"
+        assert len(msgpack.packb(subkey)) == SUBKEY_BYTES and owner_of_subkey(subkey).peer_id == peer_id
+        held.store(subkey, bytes(RECORD.size), time.time() + 20)
+    return FindResult(type=dht_pb2.FOUND_DICTIONARY, value=MSGPackSerializer.dumps(held), nearest_node_ids=[KEY])
+
+
+def authors_in(result: FindResult) -> list[str]:
+    return [owner_of_subkey(subkey).peer_id for subkey, _ in MSGPackSerializer.loads(result.value).items()]
+
+
+def test_a_key_that_a_crowd_has_filled_is_told_in_parts_and_first_of_who_has_proved_to_be_good(
+    authors: Sequence[tuple[PeerID, Author]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """110 ids made an answer that no newcomer's budget had room for: the node refused each, and seemed to be silent."""
+    monkeypatch.setattr(requests.clock, "monotonic", lambda: 100.0)
+    (_, author), (newcomer, _), proven = *authors, Proven()
+    for name in ("Qmgood", "Qmbest"):
+        proven.add(name)
+    checks, whole, heard = Requests(author, proven), full_key("Qmgood", "Qmbest"), set[str]()
+    assert whole.ByteSize() > DHT_BYTES.each * DHT_BYTES.burst
+    for _ in range(5):
+        reply = FindResponse(results=[whole])
+        checks.count_answer(reply, newcomer)
+        assert reply.ByteSize() <= ANSWER_BYTES and reply.results[0].nearest_node_ids
+        found = authors_in(reply.results[0])
+        assert set(found[:2]) == {"Qmgood", "Qmbest"} and (heard or len(found) > 75)
+        heard |= set(found)
+    assert len(heard) > 100, "the others at random"
+
+
+def test_of_many_keys_that_are_full_each_is_told_in_part(authors: Sequence[tuple[PeerID, Author]]) -> None:
+    (_, author), (two, _) = authors
+    reply = FindResponse(results=[full_key() for _ in range(KEYS)])
+    Requests(author, Proven()).count_answer(reply, two)
+    assert all(map(authors_in, reply.results)) and reply.ByteSize() < ANSWER_BYTES + KEYS * 4096
+
+
+def test_an_answer_that_is_refused_has_cost_what_was_left(
+    authors: Sequence[tuple[PeerID, Author]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests.clock, "monotonic", lambda: 100.0)
+    (_, author), (two, _) = authors
+    checks = Requests(author, Proven())
+    with pytest.raises(RefusedRequest, match="too many bytes"):
+        checks.count_answer(FindResponse(results=[FindResult(value=bytes(1_000_000))]), two)
+    with pytest.raises(RefusedRequest, match="too many requests"):
+        checks.check_request(FindRequest(keys=[KEY]), two)
 
 
 def answer(*subkeys: str, expires: float) -> FindResponse:
