@@ -178,7 +178,8 @@ class Onlooker:
 
         On the network thread. Raises what hivemind raises when the DHT does not answer: for no run that had members.
         """
-        fresh = sorted(await self._runs() - self._readers.keys())
+        followed = set(self._readers)
+        fresh = sorted(await self._runs() - followed)
         # any peer can write names: a random choice keeps one writer from displacing the others for long
         places = max(TRIED_RUNS if self._began else 0, WATCHED_RUNS - len(self._readers))
         for run in random.sample(fresh, min(places, len(fresh))):
@@ -189,7 +190,7 @@ class Onlooker:
             run: dict(reader.known) for run, reader in self._readers.items() if reader.known
         }
         if len(found) > WATCHED_RUNS:
-            found = {run: found[run] for run in likeliest(found, await self._networks(), WATCHED_RUNS)}
+            found = {run: found[run] for run in likeliest(found, await self._networks(), WATCHED_RUNS, followed)}
         self._readers = {run: reader for run, reader in self._readers.items() if run in found}
         if failure is not None:
             raise failure

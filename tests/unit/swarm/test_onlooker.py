@@ -114,6 +114,21 @@ def test_a_run_that_begins_after_many_invented_ones_is_shown_and_stays(each: int
     assert all(shown[60:]) and shown == sorted(shown)
 
 
+def test_a_swarm_in_one_network_keeps_its_place_when_one_address_invents_larger_ones() -> None:
+    async def look() -> list[bool]:
+        directory = Directory(demo=[f"QmDemo{it}" for it in "abcdefgh"])
+        directory.addresses = {it: f"/ip4/198.51.100.4/tcp/{it.encode()[-1]}" for it in directory.members["demo"]}
+        looks = [await directory.look()]
+        for number in range(WATCHED_RUNS + 10):
+            directory.members[f"run{number}"] = ids = ["Qm" + "x" * number + "y" * it for it in range(9)]
+            directory.addresses |= dict.fromkeys(ids, "/ip4/203.0.113.9/tcp/1")
+        looks += [await directory.look() for _ in range(40)]
+        assert all(len(it) == WATCHED_RUNS for it in looks[1:])
+        return ["demo" in it for it in looks]
+
+    assert all(run(look()))
+
+
 def test_the_name_of_a_run_without_members_takes_no_place() -> None:
     async def look() -> list[set[str]]:
         directory = Directory(**{f"run{number}": [] for number in range(100)})
@@ -131,6 +146,7 @@ def test_many_networks_count_more_than_many_ids_and_an_id_counts_once() -> None:
     assert likeliest(runs, networks, 3) == ["ab", "one", "crowd"]
     assert likeliest(runs, {}, 1) == ["crowd"]
     assert likeliest({"first": ["a"], "second": ["b"]}, {}, 1) == ["first"]
+    assert likeliest(runs, networks, 3, {"copy", "one"}) == ["ab", "one", "copy"]
 
 
 def test_the_network_of_an_address() -> None:
