@@ -27,8 +27,14 @@ def _path(value: Any) -> Any:
 
 
 PathText = Annotated[Path, BeforeValidator(_path)]
-# of a tuple that YAML gives as a list
-Sequence = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+
+
+def _tuple(value: Any) -> Any:
+    """YAML gives a list; one string is a list of one."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Sequence = BeforeValidator(_tuple)  # of a tuple of strings
 Words = Annotated[tuple[str, ...], Sequence]
 
 

@@ -88,7 +88,13 @@ def overridden(overrides: Iterable[str]) -> Iterable[tuple[str, Any]]:
         path, equals, text = override.partition("=")
         if not equals or not path:
             raise UserError(f"--set {override}: write --set section.key=value, for example --set run.steps=200")
-        yield path, _parse(text, f"--set {override}")
+        try:
+            value = _parse(text, f"--set {override}")
+        except UserError:
+            if text.endswith(("]", "}")):  # a list or a section with a mistake in it
+                raise
+            value = text  # such as *.txt, which YAML takes for an alias
+        yield path, value
 
 
 def resolve(

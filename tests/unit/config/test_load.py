@@ -12,6 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from peer.config import load as settings
+from peer.config.data import TextData
 from peer.config.digest import canonical, digest
 from peer.config.fields import bytes_a_second
 from peer.config.methods import DiLoCoConfig, LocalConfig, NoLoCoConfig
@@ -51,7 +52,8 @@ def test_every_config_of_the_repository_loads(file: Path) -> None:
         ),
         ("run: {outer: {name: noloco, lr: 0.5}}", "choose from: name, alpha, beta, gamma"),
         ("run: {data: {name: text, train: [1]}}", "run.data.train.0: input should be a valid string"),
-        ("run: {data: {name: text, train: a.txt}}", "run.data.train: input should be"),
+        ("run: {data: {name: text, train: {a: b}}}", "run.data.train: input should be"),
+        ("run: {data: {name: text, train: 1}}", "run.data.train: input should be"),
         ("peer: {network: {hots: 1}}", "peer.network.hots: unknown key, did you mean host?"),
         ("run: {inner: {beta1: .nan}}", "run.inner.beta1: input should be a finite number"),
         ("run: {steps: many}", "run.steps: input should be a valid integer"),
@@ -113,6 +115,32 @@ def test_yaml_means_what_people_mean(tmp_path: Path) -> None:
     assert config.run.inner.learning_rate == 3e-4
     assert config.run.name == "no"
     assert config.run.inner.weight_decay == 1.0
+
+
+def test_one_string_is_a_list_of_one(tmp_path: Path) -> None:
+    text = "run: {data: {name: text, train: books/*.txt}, evaluation: {sets: {more: a.txt}}}\npeer: {trackers: wandb}"
+    config = load(text, tmp_path, "peer.initial_peers=/ip4/127.0.0.1/tcp/1/p2p/Qm")
+    assert isinstance(config.run.data, TextData)
+    assert config.run.data.train == ("books/*.txt",) and config.run.evaluation.sets == {"more": ("a.txt",)}
+    assert (config.peer.trackers, config.peer.initial_peers) == (("wandb",), ("/ip4/127.0.0.1/tcp/1/p2p/Qm",))
+    assert load(settings.dump(config), tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [("*.txt", ("*.txt",)), ("[ab]*.txt", ("[ab]*.txt",)), ("[a, '*.txt']", ("a", "*.txt"))]
+)
+def test_what_yaml_cannot_read_is_a_text_after_set(given: str, found: tuple[str, ...], tmp_path: Path) -> None:
+    """A pattern of files was refused as an alias."""
+    data = load("run: {data: {name: text, train: x}}", tmp_path, f"run.data.train={given}").run.data
+    assert isinstance(data, TextData) and data.train == found
+
+
+def test_a_mistake_in_a_list_or_a_section_after_set_is_one_line(tmp_path: Path) -> None:
+    said = mistake("", tmp_path, "run.outer={name: noloco, name: diloco}")
+    assert "--set run.outer={name: noloco, name: diloco}: line 1 the key 'name' is given twice" in said
+    assert "--set run.data.train=[*.txt]: line 1" in mistake("", tmp_path, "run.data.train=[*.txt]")
+    assert "run.steps: input should be a valid integer" in mistake("", tmp_path, "run.steps=*")
+    assert "run.outer: input should be a valid dictionary" in mistake("", tmp_path, "run.outer={name: diloco")
 
 
 def test_a_limit_is_kept_as_it_was_written_and_has_the_units_of_tc(tmp_path: Path) -> None:
