@@ -1,7 +1,7 @@
 """The leader's side of a group of everyone: it admits members, waits for them and sends the roster.
 
-It waits for a member for one and a half times the announced time and some slack. A member whose stream ends is out at
-once.
+It waits for a member for one and a half times the announced time and some slack, and from its own boundary on for no
+longer than its patience. A member whose stream ends is out at once.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class GroupLeader:
     def __init__(self, context: SwarmContext, known: KnownMembers, *, equal: bool) -> None:
         self._context, self._known, self._equal = context, known, equal
         self._joined: dict[str, JoinedMember] = {}
-        # Since the last round began, so that who joins again gains no time: when each id joined first or had taken
-        # weights, and who was told to.
+        # Since the last round began, so that who joins again gains no time: from when on this peer has waited for each
+        # id at its boundary, or until when the id had time to take weights; and who was told to.
         self._since: OrderedDict[str, float] = OrderedDict()
         self._updated: set[str] = set()
         self._news = asyncio.Event()
@@ -91,10 +91,7 @@ class GroupLeader:
         if earlier is not None:
             earlier.leave()
         seat = replace(call.seat, peer_id=stream.remote)  # the authenticated id counts
-        now, patience = clock.monotonic(), self._known.patience(stream.remote)
-        until = min(now + 1.5 * call.eta + MEMBER_SLACK, self._since.setdefault(stream.remote, now) + patience)
-        if len(self._since) > AWAITED_IDS:
-            self._since.popitem(last=False)
+        until = clock.monotonic() + 1.5 * call.eta + MEMBER_SLACK
         member = JoinedMember(stream, seat, call.round, until)
         self._joined[stream.remote] = member
         self._context.node.background(self._listen(member))
@@ -164,17 +161,24 @@ class GroupLeader:
         """The members to wait for. A member that is too late is dropped; one for a later round is not waited for,
         unless all are for later rounds: then this peer's own count is behind.
         """
-        late = []
+        late, now = [], clock.monotonic()
         due = max(round, min((member.round for member in self._joined.values()), default=round))
         for peer_id, member in list(self._joined.items()):
             if member.stream.closed or member.stream.ended:  # nobody reads the stream of a member that is ready
                 self._joined.pop(peer_id).leave()
-            elif member.ready is None and member.until <= clock.monotonic():
+                continue
+            awaited = member.round <= due or member.updated  # it takes the group's count, too
+            if awaited:
+                since = self._since.setdefault(peer_id, now)
+                member.until = min(member.until, since + self._known.patience(peer_id))
+            if member.ready is None and member.until <= now:
                 log.info("no longer waiting for a member: %s", fields(peer=member.seat.name))
                 self._joined.pop(peer_id).leave()
                 self._known.missed(peer_id)
-            elif member.ready is None and (member.round <= due or member.updated):  # it takes the group's count, too
+            elif member.ready is None and awaited:
                 late.append(member)
+        while len(self._since) > AWAITED_IDS:
+            self._since.popitem(last=False)
         return late
 
     async def _listen(self, member: JoinedMember) -> None:

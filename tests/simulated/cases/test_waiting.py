@@ -86,13 +86,29 @@ def test_a_group_goes_on_without_a_member_that_dies_or_freezes(fault: str, secon
             assert set(partners(world, number, EVENT + seconds)) == {1}
 
 
+def be_patient(world: World, seconds: float) -> None:
+    for peer in world.peers:
+        rendezvous = peer.config.run.rendezvous.model_copy(update={"patience": seconds})
+        run = peer.config.run.model_copy(update={"rendezvous": rendezvous})
+        peer.config = peer.config.model_copy(update={"run": run})
+
+
+def test_a_phase_may_be_longer_than_the_patience_of_a_group() -> None:
+    """Whoever was slower than the leader was let go as it came to its boundary, and accused."""
+    usual = replace(MACHINE, step_seconds=30 * MACHINE.step_seconds)
+    last = by_id(4)[-1]
+    slow = replace(usual, step_seconds=1.1 * usual.step_seconds)
+    machines = [slow if number == last else usual for number in range(4)]
+    with in_a_folder(replace(swarm("group", *machines), seconds=400.0)) as world:
+        be_patient(world, 8.0)
+        assert not world.run().violations
+        assert all(len(met := partners(world, number)) > 6 and set(met) == {3} for number in range(4))
+
+
 def test_a_group_waits_for_nobody_longer_than_its_patience() -> None:
     slow = replace(MACHINE, step_seconds=30 * MACHINE.step_seconds)
     with in_a_folder(swarm("group", MACHINE, MACHINE, slow)) as world:
-        for peer in world.peers:
-            rendezvous = peer.config.run.rendezvous.model_copy(update={"patience": 2.0})
-            run = peer.config.run.model_copy(update={"rendezvous": rendezvous})
-            peer.config = peer.config.model_copy(update={"run": run})
+        be_patient(world, 2.0)
         world.run()
         for number in (0, 1):
             assert max(waits(world, number)) < 2.0 + 0.5

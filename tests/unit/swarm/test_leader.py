@@ -206,6 +206,31 @@ def test_the_patience_is_a_limit_to_what_a_member_announces() -> None:
     run(scene, patience=20.0)
 
 
+@pytest.mark.parametrize(("comes", "merges"), [(101.0, True), (119.0, True), (121.0, False)])
+@pytest.mark.parametrize("again", [False, True])
+def test_the_patience_counts_from_the_leaders_boundary(again: bool, comes: float, merges: bool) -> None:
+    """It counted from the join, at the start of an inner phase: where that was longer, each member that came later than
+    its leader was let go at once, and accused.
+    """
+
+    async def scene(harness: Harness) -> None:
+        began = clock.monotonic()
+        await harness.join("b", eta=100.0)
+        if again:
+            await asyncio.sleep(50.0)
+            await harness.join("b", eta=50.0)
+        await asyncio.sleep(began + 100.0 - clock.monotonic())
+        gathering = asyncio.ensure_future(harness.gather())
+        await asyncio.sleep(began + comes - clock.monotonic())
+        assert gathering.done() is not merges
+        if merges:
+            await harness.ready("b")
+        assert [link.peer_id for link in (await gathering).links] == ["b"] * merges
+        assert harness.missed == ["b"] * (not merges)
+
+    run(scene, patience=20.0)
+
+
 def test_who_joins_again_and_again_gains_no_time() -> None:
     """Each time it had the whole patience anew, so all waited for it for as long as the leader does, every round."""
 
@@ -233,9 +258,13 @@ def test_who_joins_for_a_later_round_has_its_whole_time(meanwhile: Callable[[Gro
     """
 
     async def scene(harness: Harness) -> None:
-        for name in ("b", "c"):
-            (await harness.join(name, eta=10.0)).close()
-        await asyncio.sleep(1.0)
+        await harness.ready("b", eta=10.0)
+        await harness.join("c", eta=10.0)
+        gathering = asyncio.ensure_future(harness.gather(lineage=OTHER))
+        await asyncio.sleep(1.0)  # it has waited for them
+        harness.ends.pop("c").close()
+        assert (await gathering).donor is not None
+        harness.ends.pop("b").close()
         meanwhile(harness.leader)
         await asyncio.sleep(100.0)
         for name in ("b", "c"):
@@ -290,6 +319,20 @@ def test_who_joins_for_the_next_round_already_is_not_waited_for_and_not_forgotte
         assert [link.peer_id for link in (await harness.gather(round=4)).links] == ["c"]
 
     run(scene)
+
+
+def test_the_time_of_who_joins_for_the_next_round_begins_with_that() -> None:
+    async def scene(harness: Harness) -> None:
+        await harness.ready("b", round=3)
+        await harness.join("c", eta=100.0, round=4)
+        assert [link.peer_id for link in (await harness.gather(round=3)).links] == ["b"]
+        await asyncio.sleep(100.0)
+        gathering = asyncio.ensure_future(harness.gather(round=4))
+        await asyncio.sleep(1.0)
+        await harness.ready("c", round=4)
+        assert [link.peer_id for link in (await gathering).links] == ["c"] and not harness.missed
+
+    run(scene, patience=20.0)
 
 
 def test_a_leader_whose_own_count_is_behind_waits_all_the_same() -> None:
