@@ -69,15 +69,17 @@ async def download(
     least: int = 0,
     patience: float = STATE_LEAST,
     most: tuple[float, float] = (math.inf, math.inf),
+    within: float | None = None,
 ) -> State:
     """Fill ``partial.room`` from part ``partial.have`` on with the state of a donor at round ``least`` or later.
 
     ``most``: the round and the step that it can have reached. ``patience``: seconds that any state may take; in each
-    quarter of these its rate is looked at.
+    quarter of these its rate is looked at. ``within``: seconds that this one may take, whatever its size.
 
     Raises :class:`UserError` when the donor trains another configuration, :class:`TooSlow`, :class:`DonorBusy`,
     :class:`DonorBehind`, and the errors of streams. Parts that came before are valid.
     """
+    began = clock.monotonic()
     stream = await node.open_to_member(record.peer_id, STATE_PROTOCOL, record.addresses)
     try:
         direct = offer(stream, partial.size)
@@ -99,6 +101,8 @@ async def download(
         size = sum(room.nbytes for room in partial.missing())
         await agree(stream, request.bulk, answer.bulk)
         until, limit = stream.all_received + size, state_limit(size, patience)
+        if within is not None:
+            limit = patience = began + within - clock.monotonic()
         receiving = _receive_parts(stream, partial)
         with stream.transferring():
             await in_time(receiving, lambda: {"receiving": until - stream.all_received}, limit, patience / CHECKS)

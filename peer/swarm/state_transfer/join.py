@@ -93,14 +93,17 @@ def take_from(
 ) -> State | None:
     """The verified state of one member, which is asked again while it is busy: a group sends many members to one.
 
-    ``None`` when it fails or takes more than ``timeout`` seconds, or when this peer stops or pauses. ``room``: as in
-    :func:`take_state`. ``most``: the round and the step that it can have reached.
+    ``None`` when it fails, takes more than ``timeout`` seconds or would at the rate that a quarter of them has shown,
+    or when this peer stops or pauses. ``room``: as in :func:`take_state`. ``most``: the round and the step that it can
+    have reached.
     """
+    until = clock.monotonic() + timeout
 
     async def ask() -> State:
         while True:
             with contextlib.suppress(DonorBusy):
-                return await download(context.node, donor, PartialState(room), most=most)
+                left = until - clock.monotonic()
+                return await download(context.node, donor, PartialState(room), most=most, within=left)
             await asyncio.sleep(ASK_ALL_PAUSE)
 
     try:

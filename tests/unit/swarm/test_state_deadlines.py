@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import BadMessage, Stream
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.state import NO_ROUNDS, Lineage, State
-from peer.rounds.transfer_rule import answer_limit
+from peer.rounds.transfer_rule import CATCH_UP_LEAST, answer_limit
 from peer.rounds.types import Seat
 from peer.swarm.state_transfer.donor import (
     CLIENTS,
@@ -30,10 +31,11 @@ from peer.swarm.state_transfer.donor import (
     Donor,
     DonorFull,
     StateHeader,
+    StateReceived,
     StateRequest,
 )
 from peer.swarm.state_transfer.download import PartialState, download
-from peer.swarm.state_transfer.join import HURRY
+from peer.swarm.state_transfer.join import ASK_ALL_PAUSE, HURRY, take_from
 from tests.unit.virtual import RATE, stream_pair, took
 
 PARTS = 5
@@ -143,6 +145,43 @@ def test_a_newcomer_leaves_its_donor(
     assert clock.monotonic() - began == took(seconds)
     assert isinstance(raised.value, TooSlow) == bool(said)
     assert newcomer.have == have
+
+
+async def sends_all_in_half_a_minute(stream: Stream) -> None:
+    await begin(stream)
+    for _ in range(1, PARTS):
+        await asyncio.sleep(8.0)
+        await send_parts(stream, fp32_parts(Vector(torch.randn(PART))), 1)
+    await stream.receive(StateReceived, 1)
+    stream.close()
+
+
+async def is_busy(stream: Stream) -> None:
+    await stream.receive(StateRequest, 1)
+    await stream.send_last(DonorFull(), 1)
+
+
+@pytest.mark.parametrize(
+    ("plays", "seconds", "gives"),
+    [
+        ([dribbles], CATCH_UP_LEAST / 4, False),  # all of it then, as at its least rate it may take 100 s
+        ([is_busy] * 20 + [dribbles], 20 * ASK_ALL_PAUSE + (CATCH_UP_LEAST - 20 * ASK_ALL_PAUSE) / 4, False),
+        ([sends_all_in_half_a_minute], 32.0, True),
+    ],
+)
+def test_a_state_that_cannot_come_while_the_group_waits_is_given_up_at_a_quarter(
+    thread: LoopThread, plays: Sequence[Side], seconds: float, gives: bool
+) -> None:
+    """All members wait for who takes it."""
+    donors = map(OneDonor, plays)
+
+    def open_to_member(*asked: Any) -> Awaitable[Stream]:
+        return next(donors).open_to_member(*asked)
+
+    context: Any = SimpleNamespace(node=SimpleNamespace(call=thread.call, open_to_member=open_to_member), away=False)
+    began, most = clock.monotonic(), (10.0, 1000.0)
+    state = take_from(context, Seat("Qm", "donor"), [torch.zeros(NUMEL)], CATCH_UP_LEAST, most)
+    assert clock.monotonic() - began == took(seconds, more=0.3) and (state is not None) == gives
 
 
 def test_a_large_state_may_take_its_donor_longer_to_copy(thread: LoopThread) -> None:
