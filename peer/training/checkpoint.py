@@ -9,6 +9,7 @@ A checkpoint is written to a temporary folder, synced to disk and renamed, so a 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -26,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from peer.config.files import sync
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.logs import get_logger
 
 log = get_logger("checkpoint")
@@ -37,6 +38,7 @@ WEIGHTS_PART = "model"  # the part with θ
 UNTRAINED_PART = "untrained"  # the model's frozen parameters and persistent buffers; missing where it has none
 LATEST = "latest"
 TEMPORARY = ".tmp-"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BEFORE = "-before"  # suffix of a checkpoint that a new one of the same step replaces
 # With another value of a key that the digest has, such as the learning rate, no checkpoint is resumed (but run.steps).
 NEW_RUN_ADVICE = (
@@ -70,15 +72,19 @@ class Checkpoints:
         self.folder, self._keep = folder, keep
 
     def require_space(self, bytes_each: int) -> None:
-        """Raise :class:`UserError` if :func:`disk_room` is less than the kept checkpoints and one more."""
+        """Raise :class:`RunError` if :func:`disk_room` is less than the kept checkpoints and one more: a service tries
+        again, and there may be room then. :class:`UserError` if the whole disk is too small.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             found = disk_room(self.folder, bytes_each * self._keep)
         except OSError as error:
-            raise UserError(f"{self.folder}: cannot write checkpoints: {error.strerror}") from None
+            kind = RunError if error.errno in DISK_FULL else UserError
+            raise kind(f"{self.folder}: cannot write checkpoints: {error.strerror}") from None
         needed = bytes_each * (self._keep + 1)
         if found < needed:
-            raise UserError(
+            kind = RunError if needed <= shutil.disk_usage(self.folder).total else UserError
+            raise kind(
                 f"{self.folder}: no space for checkpoints: {needed / 2**30:.2f} GiB needed, "
                 f"{found / 2**30:.2f} GiB free or in old checkpoints; "
                 "free some, set run.dir to another disk, or lower peer.checkpoint.keep"

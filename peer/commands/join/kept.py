@@ -12,15 +12,17 @@ from pathlib import Path
 from peer.config.digest import digest_of
 from peer.config.files import replacing
 from peer.config.received import LARGEST_TEXT
-from peer.errors import UserError
+from peer.logs import get_logger
 from peer.p2p.addresses import owner_of
 from peer.swarm.configuration import OfferedRun
+
+log = get_logger("join")
 
 JOINED = "joined"
 
 
 def keep(run_dir: Path, offer: OfferedRun, initial_peers: Sequence[str]) -> None:
-    """Write it. Raises :class:`UserError`."""
+    """Write it. An error of the disk is logged: the file serves a later restart only."""
     path = run_dir / JOINED / f"{offer.name}.json"
     body = {"run": json.loads(offer.text), "peer": {"initial_peers": list(initial_peers)}}
     try:
@@ -28,7 +30,7 @@ def keep(run_dir: Path, offer: OfferedRun, initial_peers: Sequence[str]) -> None
         with replacing(path) as new:  # another peer of this machine may join at the same time
             new.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"run.dir: cannot write to {path.parent}: {error.strerror}") from None
+        log.warning("a restart when nobody else trains will not know this run: %s: %s", path, error.strerror)
 
 
 def kept(run_dir: Path, initial_peers: Sequence[str], name: str | None, digest: str | None) -> OfferedRun | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,6 +108,19 @@ def test_a_restart_when_nobody_is_there_goes_on_with_the_last_configuration(join
     (join.folder / "joined" / "wanted.json").write_text(json.dumps(changed))
     with pytest.raises(RunError, match=r"nobody trains wanted"):  # it has another digest than the wanted one
         join(None)
+
+
+def test_a_disk_that_is_full_keeps_nobody_from_joining(
+    join: Joining, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under systemd it was the end of the peer: exit code 2."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    assert join(config("run.name=wanted", "run.steps=7").run).run.steps == 7
+    assert "wanted.json: No space left on device" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", '{"run": 1, "peer": 2}', "[" * 10_000])

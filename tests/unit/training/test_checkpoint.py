@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.training.checkpoint import Checkpoints
 from tests.saved import save_checkpoint
 
@@ -146,6 +147,20 @@ def test_too_small_a_disk_is_said_before_the_start(tmp_path: Path) -> None:
         Checkpoints(tmp_path / "file" / "checkpoints", keep=1).require_space(1)
 
 
+@pytest.mark.parametrize(("number", "kind"), [("ENOSPC", RunError), ("EDQUOT", RunError), ("EACCES", UserError)])
+def test_a_full_disk_is_tried_again_and_a_wrong_folder_is_not(
+    number: str, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart of the service on a full disk ended the peer for good."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(getattr(errno, number), "broken")
+
+    monkeypatch.setattr(Path, "mkdir", broken)
+    with pytest.raises(kind, match="cannot write checkpoints: broken"):
+        Checkpoints(tmp_path / "new", keep=1).require_space(1)
+
+
 def test_a_peer_whose_own_checkpoints_fill_the_disk_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = saved(tmp_path, 1, 2, keep=2)
     each = sum(path.stat().st_size for path in checkpoints.path(2).iterdir())
@@ -155,7 +170,7 @@ def test_a_peer_whose_own_checkpoints_fill_the_disk_resumes(tmp_path: Path, monk
     checkpoints.path(1).rename(tmp_path / ".tmp-step_00000001")  # half of a save that was killed
     checkpoints.require_space(each)
     shutil.rmtree(tmp_path / ".tmp-step_00000001")
-    with pytest.raises(UserError, match="free or in old checkpoints"):
+    with pytest.raises(RunError, match="free or in old checkpoints"):  # a service tries again
         checkpoints.require_space(each)
 
 
@@ -167,7 +182,7 @@ def test_more_old_checkpoints_than_are_kept_are_no_room_for_the_next(
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
     checkpoints = Checkpoints(tmp_path, keep=1)
-    with pytest.raises(UserError, match="no space for checkpoints"):
+    with pytest.raises(RunError, match="no space for checkpoints"):
         checkpoints.require_space(sum(path.stat().st_size for path in checkpoints.path(3).iterdir()))
 
 
