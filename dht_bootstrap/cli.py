@@ -14,15 +14,19 @@ import sys
 import time
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from peer import __version__, logs
 from peer.errors import RunError, UserError, print_error
 from peer.process import Signals, Stop, begin_command, stop_with_parent
 
+if TYPE_CHECKING:
+    from peer.p2p.admission.dht_rules import Authority
+
 DEFAULT_DHT_PORT = 31337
 DEFAULT_HTTP_PORT = 9400
 WATCH_SECONDS = 0.5
-BOOK_SECONDS = 5.0  # between two readings of the owner's book
+FOLLOW_SECONDS = 5.0  # between two looks at the node's addresses, and two readings of the owner's book
 SAVE_SECONDS = 60.0  # between two writings of the contributors
 
 log = logs.get_logger("bootstrap")
@@ -105,12 +109,22 @@ def _revoke(args: argparse.Namespace) -> None:
     print(owner.revoke(args.owner, args.name))
 
 
+def _publish(key: Path, authority: Authority) -> None:
+    from dht_bootstrap import owner
+
+    try:
+        owner.publish(key, authority.admission)
+    except UserError as error:
+        log.warning("revocations stay as they were: %s", error)
+
+
 def _serve(args: argparse.Namespace) -> None:
     stop = Stop()
     signals = Signals(stop)
     if args.stop_with_parent:
         stop_with_parent()
     from dht_bootstrap import owner
+    from dht_bootstrap.addresses_file import AddressesFile
     from dht_bootstrap.contributors import Contributors
     from dht_bootstrap.monitor import Monitor
     from dht_bootstrap.targets import default_networks
@@ -135,11 +149,11 @@ def _serve(args: argparse.Namespace) -> None:
         stack.callback(monitor.close)
         node.start()
         monitor.watch()
-        for address in node.addresses:
+        addresses = node.addresses
+        for address in addresses:
             print(f"initial peer: {address}", flush=True)
-        if args.addresses_file:
-            lines = "".join(f"{address}\n" for address in node.addresses)
-            owner.write_whole(args.addresses_file, lines, "--addresses-file ")
+        file = AddressesFile(args.addresses_file, addresses)
+        file.follow(addresses)
         log.info("ready: port=%d http=%s identity=%s", args.port, monitor.address, args.identity)
         signals.begin_loop()
         looked = saved = time.monotonic()
@@ -148,11 +162,10 @@ def _serve(args: argparse.Namespace) -> None:
             if time.monotonic() - saved > SAVE_SECONDS:
                 saved = time.monotonic()
                 monitor.save()
-            if authority is not None and time.monotonic() - looked > BOOK_SECONDS:
+            if time.monotonic() - looked > FOLLOW_SECONDS:
                 looked = time.monotonic()
-                try:
-                    owner.publish(args.owner, authority.admission)
-                except UserError as error:
-                    log.warning("revocations stay as they were: %s", error)
+                file.follow(node.addresses)
+                if authority is not None:
+                    _publish(args.owner, authority)
         if node.failure:
             raise RunError(f"{node.failure}; start the bootstrap node again: its identity file keeps its address")

@@ -87,7 +87,10 @@ class LocalSwarm:
         monitor = monitor_of(bootstrap, START_SECONDS, self._stop)
         if self._stop.requested:
             return []
-        addresses = addresses_file.read_text(encoding="utf-8").split()
+        try:
+            addresses = addresses_file.read_text(encoding="utf-8").split()
+        except OSError as error:  # the node could not write it
+            raise RunError(f"cannot read {addresses_file}: {error.strerror}; see {bootstrap.console}") from None
         threads = max(1, (os.cpu_count() or 1) // len(self._names))
         common = [f"peer.network.host={LOCAL_HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
         common += [*self._overrides, "peer.metrics.port=0"]

@@ -282,6 +282,16 @@ def test_ctrl_c_while_the_bootstrap_node_starts_starts_no_peer(
     assert not (tmp_path / "summary.json").exists()
 
 
+def test_a_bootstrap_node_without_a_file_of_its_addresses_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node goes on when it cannot write it."""
+    monkeypatch.setattr(swarm, "monitor_of", Mock(return_value="127.0.0.1:1"))
+    monkeypatch.setattr(swarm, "Child", Mock(return_value=Mock(arguments=[])))
+    with pytest.raises(RunError, match=r"^cannot read .*/bootstrap/addresses: No such file or directory; see "):
+        swarm_of_one(tmp_path).run()
+
+
 def test_ctrl_c_between_two_peers_starts_no_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(name: str, *arguments: Any) -> Any:
         if name == "peer-0":
