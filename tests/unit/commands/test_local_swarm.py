@@ -183,7 +183,7 @@ def test_an_averaged_model_that_cannot_be_evaluated_costs_one_figure(
     """It cost all: there was no summary.json, and the command failed."""
     write(tmp_path / "peer-0", [row(1)])
     weights = {name: it.detach() for name, it in model.build(CONFIG.run).named_parameters()}
-    Checkpoints(tmp_path / "peer-0" / "checkpoints", keep=2).save(10, {}, {"model": weights}.items())
+    save_checkpoint(Checkpoints(tmp_path / "peer-0" / "checkpoints", keep=2), 10, {}, {"model": weights}.items())
     monkeypatch.setattr(summary, place, Mock(side_effect=error))
     monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)  # logs.setup of another test turns it off
     assert launched(tmp_path, monkeypatch, resume=True) == 0
