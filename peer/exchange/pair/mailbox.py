@@ -56,6 +56,7 @@ class SwapMailbox:
         self.received_parts = self._sent_parts = 0
         self._loop, self._wake, self._learn = loop, asyncio.Event(), learn
         self._waking = False  # the network thread will look at the open parts
+        self.cancelled = False  # this peer has given up the swap
         self._changed = clock.event()
         self._close: Callable[[], None] | None = None
         self._opened: dict[int, OpenPart] = {}
@@ -104,6 +105,7 @@ class SwapMailbox:
 
     def cancel(self) -> None:
         """Give up the swap; its result comes soon."""
+        self.cancelled = True
         if self._close is not None:
             self._loop.call_soon_threadsafe(self._close)
 

@@ -62,6 +62,8 @@ class OverlappedPairExchange(PairProtocol):
             if averaged.outcome is not Outcome.MERGED and mailbox.used_parts:
                 parts = f"after {mailbox.used_parts} of {len(mailbox.parts)} parts"
                 averaged = replace(averaged, detail=f"{averaged.detail} ({parts})")
+            if averaged.outcome is Outcome.TIMEOUT and mailbox.cancelled:
+                averaged = replace(averaged, culprits=())
             mailbox.finish(averaged)
         except BaseException as error:  # noqa: BLE001 - the training thread raises it
             mailbox.finish(error)

@@ -35,7 +35,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.transfer_rule import answer_limit, swap_limit
 from peer.rounds.types import Group, Outcome, Reason
 
-OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
+BLAMED = (Outcome.CORRUPT, Outcome.POISONED, Outcome.TIMEOUT)
 PART_STEPS = 6.0  # inner steps of both peers without a part: a partner opens parts only between its steps
 LONGEST_STALL = 0.5  # of what a swap may take usually: how long a partner's steps are is what it says
 
@@ -104,6 +104,8 @@ class PairProtocol:
 
         verdict = self._network.call(guarded(converse(), stream, least), 2 * (least + usual) + THREAD_GRACE)
         self._codec.end_round(verdict.outcome is Outcome.MERGED, whole=judgement.whole)
+        left = verdict.outcome is Outcome.TIMEOUT and self._away()  # this peer has
+        blamed = (verdict.outcome in BLAMED and not left) or verdict.reason is Reason.HEADER
         return Averaged(
             mean=mean,
             outcome=verdict.outcome,
@@ -114,7 +116,7 @@ class PairProtocol:
             distance=verdict.distance,
             detail=verdict.detail,
             reason=verdict.reason,
-            culprits=(link.peer_id,) if verdict.outcome in OFFENCES else (),
+            culprits=(link.peer_id,) if blamed else (),
             partner_id=link.peer_id,
             chosen=stream.initiator,
             unresolved=judgement.unresolved,

@@ -77,8 +77,10 @@ class PairMatching(Matching):
     def last_partners(self) -> int:
         return self._proposals.count() if self._patience > 0 else 0
 
-    def avoid(self, peer_id: str, *, offence: bool, phases: float = BACKOFF_PHASES) -> None:
+    def avoid(self, peer_id: str, *, offence: bool, phases: float | None = None) -> None:
         phase_seconds = self._boundary.progress.phase_seconds or 1.0
+        if phases is None:
+            phases = BACKOFF_PHASES if offence else MISSED_PHASES
         seconds = self._context.backoff.note(peer_id, phases * phase_seconds, offence=offence)
         log.warning("avoids a peer: %s", fields(peer=self._context.members.name_of(peer_id), seconds=seconds))
         self._node.spawn(self._agreement.drop(peer_id))

@@ -191,6 +191,14 @@ def test_a_member_that_comes_to_no_meeting_is_left_out() -> None:
         assert shares(world, lambda number: number < 2)["alone"] < 0.4  # 0.98 then, 0.08 to 0.16 now
 
 
+def test_a_member_whose_swaps_all_time_out_is_left_out() -> None:
+    """It sent a header and then nothing, and it was met again as soon as the swap had timed out."""
+    silent = replace(machine(1.0), lie="silent")
+    with in_a_folder(swarm(machine(1.0), machine(1.03), silent, seconds=500.0)) as world:
+        assert not world.run().violations
+        assert shares(world, lambda number: number < 2)["merged"] > 0.7  # 0.31 then, 0.8 now
+
+
 def test_who_never_came_costs_each_member_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was left out for one inner phase, then for two: in a minute of the siege it cost each member five rounds."""
     missed: list[str] = []

@@ -94,6 +94,7 @@ def test_who_is_asked_to_stop_ends_a_swap_that_takes_minutes(thread: LoopThread)
     first, second = swap(thread, 25_000_000, mbit=5, phase=50, away=lambda: True)
     assert (first.outcome, first.detail, first.seconds) == (Outcome.TIMEOUT, "asked to stop", took(10, more=1.5))
     assert second.outcome is Outcome.TIMEOUT and second.seconds < 15
+    assert not first.culprits and second.culprits  # nobody failed it; the other one was left
 
 
 def test_a_line_on_which_it_is_not_worth_it_ends_it_at_a_quarter_and_says_so(thread: LoopThread) -> None:
