@@ -6,6 +6,8 @@ proposer: Propose      other peer: Accept | Decline      at its boundary each si
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -19,6 +21,8 @@ from peer.rounds.types import Count, Name
 from peer.swarm.context import Decline, Seconds, SwarmContext
 
 log = get_logger("rendezvous")
+
+KEPT_CALLED_OFF = 1000  # ids
 
 
 class Propose(Message):
@@ -79,10 +83,13 @@ class Meeting:
 class Agreement:
     """Belongs to the network thread. The meeting is for the boundary that ends ``round``."""
 
-    def __init__(self, context: SwarmContext) -> None:
-        self._node, self._boundary = context.node, context.boundary
+    def __init__(self, context: SwarmContext, leave_out: Callable[[str], None] = lambda _: None) -> None:
+        """``leave_out``: gets the id of who calls off its meetings."""
+        self._node, self._boundary, self._leave_out = context.node, context.boundary, leave_out
         self.round = 0
         self.meeting: Meeting | None = None
+        self._held: dict[str, float] = {}  # seconds that meetings stood which an id called off since it came to one
+        self._called_off: set[str] = set()  # who has at this boundary
 
     def commit(self, stream: Stream, name: str, said: Propose | Accept, own_eta: float) -> None:
         """Both sides have agreed to meet over ``stream``. ``own_eta``: what this peer has told the other one."""
@@ -97,9 +104,33 @@ class Agreement:
             meeting.resolve(True)
         except (TimeoutError, StreamLost, BadMessage) as error:
             log.debug("meeting is off: %s", fields(partner=meeting.name, reason=str(error)))
+            if not meeting.came.done():  # else this peer has cancelled it
+                self.note_called_off(meeting)
             meeting.resolve(False)
             if not self._boundary.here:
                 self.cancel(meeting)
+
+    def note_called_off(self, meeting: Meeting) -> None:
+        """The partner has ended it. An inner phase of them is free: its last swap may not have ended, it may have been
+        killed, or it had agreed on another one when our answer came.
+        """
+        remote = meeting.stream.remote
+        if self._boundary.here:
+            self._called_off.add(remote)
+        held = self._held.pop(remote, 0.0) + clock.monotonic() - meeting.agreed
+        while len(self._held) >= KEPT_CALLED_OFF:
+            del self._held[next(iter(self._held))]
+        self._held[remote] = held
+        if held > (self._boundary.progress.phase_seconds or math.inf):
+            self._leave_out(remote)
+
+    def came(self, peer_id: str) -> None:
+        """It has come to a meeting."""
+        self._held.pop(peer_id, None)
+
+    def called_off(self, peer_id: str) -> bool:
+        """Has it called off a meeting at this boundary? Who ends its run does so, and may be met then."""
+        return peer_id in self._called_off and not self._boundary.run_ended
 
     def cancel(self, meeting: Meeting) -> None:
         """End this meeting without a swap."""
@@ -140,4 +171,5 @@ class Agreement:
     def end_round(self) -> None:
         """The boundary is over; the exchange owns the stream from now on."""
         self.meeting = None
+        self._called_off.clear()
         self.round += 1

@@ -145,7 +145,7 @@ class Proposals:
         return sum(self._may_be_met(it) for it in self._context.candidates())
 
     def _may_be_met(self, record: MemberRecord) -> bool:
-        if self._context.backoff.avoided(record.peer_id):
+        if self._context.backoff.avoided(record.peer_id) or self._agreement.called_off(record.peer_id):
             return False
         if not self._boundary.run_ended:
             return True
@@ -290,8 +290,8 @@ class Proposals:
             return Decline(reason="only one of us has ended its run, or we have met since")
         if self._ahead({remote: proposal}):
             return Decline(reason="takes the weights of others first")
-        if self._context.backoff.avoided(remote):
-            return Decline(reason="sent what could not be used")
+        if self._context.backoff.avoided(remote) or self._agreement.called_off(remote):
+            return Decline(reason="sent what could not be used, or did not come")
         fresh = self._asking == remote and clock.monotonic() - self._asked.get(remote, 0.0) < ANSWER_SECONDS
         if fresh and self._node.peer_id < remote:
             return Decline(reason="has an open proposal")

@@ -44,7 +44,7 @@ class PairMatching(Matching):
         self._context, self._node, self._boundary = context, context.node, context.boundary
         self._origin = origin
         self._patience = 0.0  # seconds that are left to wait for partners after the last inner step
-        self._agreement = Agreement(context)
+        self._agreement = Agreement(context, self._missed)
         self._proposals = Proposals(context, settings, origin, self._agreement)
 
     # -- from the main thread
@@ -106,6 +106,7 @@ class PairMatching(Matching):
                     link = await self._partner_of(agreement.meeting, linger)
                     if link is not None:
                         self._proposals.met(link.peer_id)
+                        agreement.came(link.peer_id)
                         self._boundary.progress.swap_begins()
                         return Group(agreement.round, (link,))
                 return Group(agreement.round)
@@ -131,15 +132,20 @@ class PairMatching(Matching):
                 return Link(meeting.stream.remote, meeting.name, meeting.stream)
             if not meeting.came.done() and not self._context.away:
                 reason = "did not come in time"
-                remote = meeting.stream.remote
-                proven = remote in self._node.proven
-                once = proven or not self._context.backoff.remembers(remote)  # it may have saved, or it was busy
-                self.avoid(remote, offence=not proven, phases=MISSED_PHASES if once else BACKOFF_PHASES)
-                self._node.proven.discard(remote)
+                self._missed(meeting.stream.remote)
         except (TimeoutError, StreamLost) as error:
             reason = str(error) or "does not answer"
+        if meeting.came.done() and meeting.came.result():
+            self._agreement.note_called_off(meeting)  # it said that it was here
         self._cancel(meeting, reason)
         return None
+
+    def _missed(self, peer_id: str) -> None:
+        """It did not come to a meeting, or has called them off."""
+        proven = peer_id in self._node.proven
+        once = proven or not self._context.backoff.remembers(peer_id)  # it may have saved, or it was busy
+        self.avoid(peer_id, offence=not proven, phases=MISSED_PHASES if once else BACKOFF_PHASES)
+        self._node.proven.discard(peer_id)
 
     def _cancel(self, meeting: Meeting, reason: str) -> None:
         log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._agreement.round))

@@ -191,6 +191,14 @@ def test_a_member_that_comes_to_no_meeting_is_left_out() -> None:
         assert shares(world, lambda number: number < 2)["alone"] < 0.4  # 0.98 then, 0.08 to 0.16 now
 
 
+def test_a_member_that_calls_off_each_meeting_when_its_partner_is_there_is_left_out() -> None:
+    """And proposed another one at once: nothing was noted of either."""
+    fickle = replace(machine(0.3), lie="calls off")
+    with in_a_folder(swarm(machine(0.3), machine(0.31), fickle, seconds=300.0)) as world:
+        world.run()
+        assert shares(world, lambda number: number < 2)["alone"] < 0.4  # 0.73 then, 0.02 now
+
+
 def test_a_member_whose_swaps_all_time_out_is_left_out() -> None:
     """It sent a header and then nothing, and it was met again as soon as the swap had timed out."""
     silent = replace(machine(1.0), lie="silent")

@@ -74,6 +74,8 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
         _send_away(boundary.presence.matching._leader, boundary.counters)
     if lie == "no-show":
         boundary.presence.matching._partner_of = partial(_absent, boundary.presence.matching._agreement)
+    if lie == "calls off":
+        boundary.presence.matching._partner_of = partial(_calls_off, boundary.presence.matching)
 
 
 def _never_form(matching: Any) -> None:
@@ -160,6 +162,15 @@ async def _absent(agreement: Agreement, meeting: Meeting, linger: float) -> None
     """Neither comes nor says so."""
     agreement.meeting = None
     await asyncio.sleep(1.0)
+
+
+async def _calls_off(matching: Any, meeting: Meeting, linger: float) -> None:
+    """Once its partner is there, and proposes another one to it, which it calls off as well."""
+    await asyncio.wait([meeting.came], timeout=10.0)
+    matching._agreement.cancel(meeting)
+    for record in matching._context.candidates():
+        if record.peer_id == meeting.stream.remote:
+            await matching._proposals._propose(record)
 
 
 async def _nothing(*_: Any) -> AsyncIterator[bytes]:

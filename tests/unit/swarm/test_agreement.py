@@ -133,6 +133,49 @@ def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
         thread.close()
 
 
+@pytest.mark.parametrize(
+    ("holds", "comes_after", "by_us", "left_out"),
+    [
+        ((6.0, 6.0), None, False, 1),
+        ((6.0,), None, False, 0),  # its last swap has not ended
+        ((0.5,) * 10, None, False, 0),  # it had agreed on another one when our answer came
+        ((6.0, 6.0), 0, False, 0),
+        ((6.0, 6.0), None, True, 0),
+    ],
+)
+def test_who_calls_off_more_meetings_than_fill_an_inner_phase_is_left_out(
+    holds: tuple[float, ...], comes_after: int | None, by_us: bool, left_out: int
+) -> None:
+    """And is not met again at that boundary, after one of them."""
+
+    async def scene() -> None:
+        out = list[str]()
+        boundary: Any = SimpleNamespace(
+            here=True, run_ended=False, eta=lambda: 0.0, progress=SimpleNamespace(phase_seconds=10.0)
+        )
+        node = SimpleNamespace(background=asyncio.ensure_future)
+        agreement = Agreement(cast("SwarmContext", SimpleNamespace(node=node, boundary=boundary)), out.append)
+        for number, seconds in enumerate(holds):
+            mine, theirs = await stream_pair()
+            agreement.commit(mine, "partner", Accept(eta=10.0), 10.0)
+            meeting = agreement.meeting
+            assert meeting is not None and theirs is not None
+            await asyncio.sleep(seconds)
+            if by_us:
+                agreement.cancel(meeting)
+            theirs.close()
+            await asyncio.sleep(0.1)
+            agreement.cancel(meeting)
+            assert agreement.called_off(mine.remote) is not by_us
+            if comes_after == number:
+                agreement.came(mine.remote)
+        assert len(out) == left_out
+        agreement.end_round()
+        assert not agreement.called_off(mine.remote)
+
+    run(scene())
+
+
 def test_who_has_made_its_last_step_is_at_its_boundary_unless_a_swap_of_its_runs() -> None:
     """While it judged its last swap nobody could agree to meet it, and who was alone gave up."""
     with virtual_time():
@@ -216,7 +259,8 @@ def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_h
         candidates=lambda: records,
         others=list,
     )
-    agreement, origin = SimpleNamespace(meeting=None, round=1), SimpleNamespace(late_to=lambda *_: False)
+    agreement = SimpleNamespace(meeting=None, round=1, called_off=lambda _: False)
+    origin = SimpleNamespace(late_to=lambda *_: False)
     proposals = Proposals(context, Mock(), origin, agreement)  # type: ignore[arg-type]
 
     def wary_after(*asked: str) -> int:
