@@ -53,7 +53,7 @@ class Reach:
             int(min(max(it, least), most))
             for it, (least, most) in ((state.round, self.rounds), (state.step, self.steps))
         )
-        if (round, step) == (state.round, state.step):
+        if (round, step) == (state.round, state.step) and step + state.phase_steps_done <= self.steps[1]:
             return state
         return replace(state, round=round, step=step, phase_steps_done=0)
 
@@ -84,18 +84,20 @@ class Origin:
 
     def __init__(self) -> None:
         self.root, self.since, self._step, self._time = "", 0, 0, clock.monotonic()
-        self._alone = self._as_good = False
+        self._alone = self._as_good = self._met = False
 
-    def note(self, *, alone: bool, round: int, step: int, root: str) -> None:
-        """It has looked for others. ``round`` and ``step``: its own, 0 when its weights are fresh."""
-        self.root, self.since, self._alone, self._as_good = root, round, alone, False
+    def note(self, *, alone: bool, taken: bool, round: int, step: int, root: str) -> None:
+        """It has looked for others, and perhaps ``taken`` the weights of one. ``round`` and ``step``: its own, 0 when
+        its weights are fresh.
+        """
+        self.root, self.since, self._alone, self._as_good, self._met = root, round, alone, False, taken
         self._step, self._time = step, clock.monotonic()
 
     def reach(self, round: int, step: int, inner_steps: int, phase_seconds: float | None) -> Reach:
         """Where this peer, now at ``round`` and ``step``, can be put by others: not back, and not beyond what they can
-        have done since it began, at :data:`FASTER` times its pace. A peer that was alone believes them, as a newcomer.
+        have done since it began, at :data:`FASTER` times its pace. Who has met nobody yet believes them, as a newcomer.
         """
-        if self._alone or not phase_seconds:
+        if not self._met or not phase_seconds:
             return Reach()
         phases = FASTER * (clock.monotonic() - self._time) / phase_seconds
         most = max(round, self.since + phases), max(step, self._step + phases * inner_steps)
@@ -103,7 +105,7 @@ class Origin:
 
     def met(self, root: str) -> None:
         """It has met a peer with this root; their weights will be averaged."""
-        self.root, self._alone = min(self.root or root, root or self.root), False
+        self.root, self._alone, self._met = min(self.root or root, root or self.root), False, True
 
     def is_as_good(self) -> None:
         """Weights that are rounds further are no better: both are averaged, as after a split."""

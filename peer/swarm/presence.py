@@ -99,7 +99,7 @@ class Presence:
         """
         own, step, others = self._counters.round, self._counters.boundary_step, self.others()
         if self._members.woken():  # others have trained on, as while a peer pauses
-            self.origin.note(alone=True, round=own, step=step, root=self.origin.root)
+            self.origin.note(alone=True, taken=False, round=own, step=step, root=self.origin.root)
         reach = self.origin.reach(own, step, self._context.inner_steps, self._context.boundary.progress.phase_seconds)
         joins_late = self.matching.joins_late and own >= self._joins_from
         if joins_late and self.origin.late_to(own, others):

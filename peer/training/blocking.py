@@ -22,6 +22,7 @@ log = get_logger("boundary")
 
 ROUND_TRIES = 2  # for one round
 LONGER = 10.0  # times this peer's momentum, or the distance of the slow weights: the longest momentum to take
+LAST_DONORS = 3  # asked by who has lost the last round
 WORSE = 1.2  # times the loss of this peer's slow weights: those of a round later may be so much worse
 
 
@@ -79,26 +80,28 @@ class Blocking(Boundary):
         """As in pairs; and a peer that has lost the last round takes what the group has: no boundary follows."""
         super().finish()
         last = self.reporter.last
-        lost = last is not None and last.averaged.outcome is not Outcome.MERGED
+        lost = last is not None and last.averaged.outcome not in (Outcome.MERGED, Outcome.ALONE)
         if lost and self.outer.equal_replicas and self.phase_length.steps_left <= 0:
             with self.phase("join"):
                 self._take_last()
 
     def _take_last(self) -> None:
-        own, reason = self.counters, "nobody has more"
-        if self.context.away or not self.presence.others():
-            return
-        try:
-            state = self.presence.take_state(self.state.room(), 0.0, above=own.round - 1)
-        except (RunError, UserError) as error:  # they have left
-            state, reason = None, str(error)
-        if state is not None and state.step >= self.state.inner.step:
-            reason = self._objection(state, "a member")
-            if not reason and state.lineage.contributions > own.lineage.contributions:
+        others, asked, reason = [it.peer_id for it in self.presence.others()], set[str](), "no member has more"
+        while others and len(asked) < LAST_DONORS and not self.context.away:
+            try:  # of any of them: their records are older than the round
+                state = self.presence.take_state(self.state.room(), 0.0, above=-1, among=others, without=asked)
+            except (RunError, UserError) as error:  # they have left
+                reason = str(error)
+                break
+            if state is None:
+                break
+            asked.add(state.donor)
+            more = state.lineage.contributions > self.counters.lineage.contributions
+            if more and state.step >= self.state.inner.step and not (reason := self._objection(state, "a member")):
                 self.state.adopt(state)
                 log.info("took the weights of the last round: %s", fields(round=state.round))
                 return
-        log.warning("the last round was lost, and these are not the group's weights: %s", fields(reason=reason))
+        log.warning("the last round was lost, so these are not the group's weights: %s", fields(reason=reason))
 
     def caught_up(self, donor: Seat) -> Group:
         """Take the group's slow weights from ``donor``, then ask for the group again."""

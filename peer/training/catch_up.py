@@ -49,12 +49,12 @@ def catch_up(
         (state.rebase if state.inner.step else state.adopt)(taken)
     state.counters.root = state.counters.root or token_hex(ROOT_BYTES)
     alone = taken is None and not presence.others()
-    _note(state, presence, alone=alone)
+    _note(state, presence, alone=alone, taken=taken is not None)
 
 
-def _note(state: OuterState, presence: Presence, *, alone: bool) -> None:
+def _note(state: OuterState, presence: Presence, *, alone: bool, taken: bool) -> None:
     own = state.counters
-    presence.origin.note(alone=alone, round=own.round, step=own.boundary_step, root=own.root)
+    presence.origin.note(alone=alone, taken=taken, round=own.round, step=own.boundary_step, root=own.root)
 
 
 def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validation: Validation | None = None) -> bool:
@@ -72,9 +72,9 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validati
         if taken is not None:
             believed = needed.reach.nearest(taken)
             (state.adopt if needed.adopt else state.rebase)(believed)
-            _note(state, presence, alone=False)
+            _note(state, presence, alone=False, taken=True)
             log.warning("%s: took its weights: %s", needed.why, fields(own_round=own, round=believed.round))
-            if believed is not taken:
+            if (taken.round, taken.step) > (believed.round, believed.step):
                 log.warning(DOUBTED, fields(said=taken.round, round=believed.round))
         presence.note_replacement(needed.ids, taken=taken is not None)
     return taken is not None

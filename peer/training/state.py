@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from peer.config.digest import canonical, first_difference, goes_on
+from peer.config.digest import canonical, digest_of, first_difference, goes_on
 from peer.config.schema import RunConfig
 from peer.data.batches import BatchStream
 from peer.device.accelerator import random_state, set_random_state
@@ -86,7 +86,8 @@ class PeerState(OuterState):
             mine, theirs = (canonical(RunConfig.model_validate(it["run"])) for it in (self._origin, scalars["origin"]))
         except (ValidationError, LookupError, TypeError):  # another version's
             return f"its configuration has the digest {scalars['config']}, this one's {self._config}"
-        return "" if goes_on(mine, theirs) else first_difference(mine, theirs)
+        as_written = digest_of(theirs) == scalars["config"]  # else another version wrote it
+        return "" if as_written and goes_on(mine, theirs) else first_difference(mine, theirs)
 
     def restore(self, saved: Saved) -> None:
         """Take over a checkpoint."""

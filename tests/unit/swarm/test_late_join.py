@@ -23,7 +23,7 @@ ROOTS = st.sampled_from(["", "a", "b", "c"])
 
 def origin(since: int = 0, *, root: str = "a", alone: bool = False) -> Origin:
     made = Origin()
-    made.note(alone=alone, round=since, step=since * H, root=root)
+    made.note(alone=alone, taken=not alone, round=since, step=since * H, root=root)
     return made
 
 
@@ -52,7 +52,7 @@ def test_one_whose_weights_are_as_good_is_not_late_until_it_takes_others(
     it = origin(alone=alone)
     it.is_as_good()
     assert not it.late(own, theirs, root)
-    it.note(alone=True, round=0, step=0, root="a")
+    it.note(alone=True, taken=False, round=0, step=0, root="a")
     assert it.late(0, STALE_ROUNDS + 1, root)
 
 
@@ -122,7 +122,7 @@ def claim(round: int, done: int = 3) -> State:
 
 @pytest.mark.parametrize(
     ("said", "believed"),
-    [(10**6, 10 + 2 * 30), (71, 10 + 2 * 30), (70, 70), (45, 45), (40, 40), (39, 40), (0, 40)],
+    [(10**6, 10 + 2 * 30), (71, 10 + 2 * 30), (69, 69), (45, 45), (40, 40), (39, 40), (0, 40)],
 )
 def test_a_position_is_bounded_by_the_time_since_it_began(
     said: int, believed: int, monkeypatch: pytest.MonkeyPatch
@@ -134,18 +134,36 @@ def test_a_position_is_bounded_by_the_time_since_it_began(
     assert taken.phase_steps_done == (3 if said == believed else 0)
 
 
+@pytest.mark.parametrize("done", [H + 1, 10**6])
+def test_steps_since_the_boundary_are_bounded_too(done: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are added to the step of the boundary, so they ended a run as well."""
+    reach = trained_with_others(Time(monkeypatch), 300.0).reach(40, 40 * H, H, 10.0)
+    taken = reach.nearest(claim(69, done))
+    assert (taken.round, taken.step, taken.phase_steps_done) == (69, 69 * H, 0)
+
+
+def test_who_meets_a_member_has_a_measure_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time(monkeypatch)
+    own = Origin()
+    own.note(alone=False, taken=False, round=0, step=0, root="a")
+    time.now += 10.0
+    assert own.reach(1, H, H, 10.0) == Reach()
+    own.met("a")
+    assert own.reach(1, H, H, 10.0) == Reach((1, 2), (H, 2 * H))
+
+
 def test_taking_weights_often_takes_a_peer_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Time(monkeypatch)
     own, round = origin(0), 0
     for _ in range(50):
         time.now += 20.0  # two phases
         round = own.reach(round + 2, (round + 2) * H, H, 10.0).nearest(claim(10**6)).round
-        own.note(alone=False, round=round, step=round * H, root="b")
+        own.note(alone=False, taken=True, round=round, step=round * H, root="b")
     assert round == 2 * 50 * 20 / 10
 
 
 @pytest.mark.parametrize(("alone", "phase"), [(True, 10.0), (False, None), (False, 0.0)])
-def test_who_was_alone_believes_its_swarm(alone: bool, phase: float | None) -> None:
+def test_who_has_met_nobody_believes_its_swarm(alone: bool, phase: float | None) -> None:
     assert origin(10, alone=alone).reach(40, 40 * H, H, phase) == Reach()
 
 

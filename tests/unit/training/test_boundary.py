@@ -431,15 +431,18 @@ def test_who_loses_the_last_round_takes_what_the_group_has(
     monkeypatch.setattr("peer.training.boundary.isinstance", lambda *_: False, raising=False)  # it is no NoLoCo
     presence, own = scene.presence, scene.state.outer.slow.phi
     step, count = (TOTAL - 1 if gives == "early" else TOTAL), (0 if gives == "as much" else 9)
-    theirs = State(step, 1, [own + 1e-3, torch.zeros_like(own)], lineage=Lineage("theirs", count))
+    vectors = [own + 1e-3, torch.zeros_like(own)]
+    theirs = State(step, 1, vectors, lineage=Lineage("theirs", count), donor="c")
+    worse = State(TOTAL, 1, [own * torch.nan, torch.zeros_like(own)], lineage=Lineage("b's", 0), donor="b")
 
-    def take_state(room: Any, timeout: float, *, above: int) -> State:
-        assert (timeout, above) == (0.0, 0)
+    def take_state(room: Any, timeout: float, *, above: int, among: Any, without: set[str]) -> State | None:
+        assert (timeout, above, [*among]) == (0.0, -1, ["b", "c"])
         if gives == "nothing":
             raise RunError("no member gave its weights")
-        return theirs
+        return next((it for it in (worse, theirs) if it.donor not in without), None)
 
-    monkeypatch.setattr(presence, "others", lambda: ["b"], raising=False)
+    others = [SimpleNamespace(peer_id=it) for it in "bc"]
+    monkeypatch.setattr(presence, "others", lambda: others, raising=False)
     monkeypatch.setattr(presence, "take_state", take_state, raising=False)
     exchange: Any = Exchange(Averaged(torch.empty(0), Outcome.TIMEOUT))
     boundary = Blocking(*scene.parts(), exchange)

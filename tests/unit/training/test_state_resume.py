@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from peer.config.digest import digest
 from peer.config.schema import InnerConfig, RunConfig
 from peer.data.prefetch import Prefetched
 from peer.outer.method import Local
@@ -121,13 +122,15 @@ def test_a_checkpoint_of_another_configuration_is_refused_with_advice_that_helps
     assert state.refusal(other).startswith("is of another run: run.inner_steps is 20 here and 10 there; choose")
 
 
-@pytest.mark.parametrize("steps", [40, 600])
+@pytest.mark.parametrize("steps", [40, 60, 600])
 def test_a_run_may_get_another_length(steps: int) -> None:
     """Who had trained to the end could go on with an export and a new optimizer only."""
     state = parts.peer_state()
     state._origin = {"run": RunConfig(inner_steps=20, steps=60).model_dump(mode="json")}
     other = RunConfig(inner_steps=20, steps=steps)
-    assert state.refusal({"config": "other", "origin": {"run": other.model_dump(mode="json")}}) == ""
+    saved = {"config": digest(other), "origin": {"run": other.model_dump(mode="json")}}
+    assert state.refusal(saved) == ""
+    assert state.refusal({**saved, "config": "other"})  # another version wrote it
 
 
 @pytest.mark.parametrize("inner", INNER, ids=["adamw", "muon"])
