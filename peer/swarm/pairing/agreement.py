@@ -29,7 +29,7 @@ class Propose(Message):
     """Shall we meet at your next boundary and mine?"""
 
     kind: Literal["propose"] = "propose"
-    name: Name
+    name: Name  # what the proposer calls itself: nobody believes it
     round: Count
     eta: Seconds  # until the proposer's boundary
     phase: Seconds  # length of the proposer's inner phase

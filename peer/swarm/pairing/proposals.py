@@ -275,7 +275,7 @@ class Proposals:
             await stream.send_last(decline, MEET_TIMEOUT)
             return
         accepted = Accept(eta=self._boundary.eta() or 0.0, root=self._origin.root)
-        self._agreement.commit(stream, proposal.name, proposal, accepted.eta)
+        self._agreement.commit(stream, self._members.name_of(stream.remote), proposal, accepted.eta)
         await stream.send(accepted, MEET_TIMEOUT)
 
     def _objection(self, proposal: Propose, remote: str) -> Decline | None:

@@ -176,7 +176,8 @@ class Conduct:
         """A meeting that was agreed on before is kept."""
         if averaged.outcome is not Outcome.MERGED or not peer.honest:
             return
-        partners = [it for it in self._world.peers if it.name in averaged.partners]
+        ids, names = (averaged.partner_id,), averaged.partners
+        partners = [it for it in self._world.peers if it.host.peer_id in ids or it.name in names]
         since = self._world.loop.time() - GOODBYE - 2 * phase
         for other in partners:
             if since > other.out:

@@ -59,8 +59,9 @@ class Promises:
         def noted(averaged: Averaged) -> None:
             ended(averaged)
             merged = averaged.outcome is Outcome.MERGED
-            liars = {it.name for it in self._world.peers if not it.honest}
-            if merged or not liars & set(averaged.partners):  # who is held by a liar meets nobody else meanwhile
+            liars = {key for it in self._world.peers if not it.honest for key in (it.name, it.host.peer_id)}
+            held = not merged and liars & {*averaged.partners, averaged.partner_id}  # meanwhile it meets nobody else
+            if not held:
                 self._note_alone(peer, merged=merged)
 
         boundary.cross, boundary.presence.ended = crossed, noted

@@ -15,7 +15,7 @@ from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.progress import Progress
 from peer.swarm.context import BoundaryClock, SwarmContext
-from peer.swarm.pairing.agreement import Accept, Agreement, Meeting, PartnerReady
+from peer.swarm.pairing.agreement import Accept, Agreement, Meeting, PartnerReady, Propose
 from peer.swarm.pairing.proposals import MANY_DECLINE, Proposals
 from peer.swarm.pairing.rendezvous import PairMatching
 from tests.unit.parts import member_record
@@ -246,6 +246,26 @@ def test_who_answers_a_proposal_with_nonsense_is_avoided() -> None:
     asyncio.run(propose())
     assert context.backoff.avoided("other") and not context.backoff.welcome("other")
     assert dropped == ["other"]  # a meeting that it proposed meanwhile
+
+
+def test_a_partner_has_the_name_of_its_record_whatever_its_proposal_says() -> None:
+    """Who proposed as another member and then sent what was refused: reports named the other one."""
+
+    async def scene() -> None:
+        mine, theirs = await stream_pair()
+        assert theirs is not None
+        progress, agreed = SimpleNamespace(phase_seconds=10.0), list[str]()
+        boundary = SimpleNamespace(eta=lambda: 1.0, progress=progress)
+        members = SimpleNamespace(name_of={mine.remote: "mallory"}.__getitem__)
+        context: Any = SimpleNamespace(node=Mock(), members=members, boundary=boundary)
+        agreement: Any = SimpleNamespace(commit=lambda stream, name, *_: agreed.append(name))
+        proposals = Proposals(context, Mock(), SimpleNamespace(root=""), agreement)  # type: ignore[arg-type]
+        proposals._objection = lambda *_: None  # type: ignore[method-assign]
+        await theirs.send(Propose(name="bob", round=0, eta=1.0, phase=10.0), 5)
+        await proposals.answer(mine)
+        assert agreed == ["mallory"]
+
+    run(scene())
 
 
 def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_have_declined() -> None:
