@@ -35,12 +35,14 @@ def findings(run: RunHistory) -> list[RunFinding]:
     most = Counter(peer.record.config for peer in live.values()).most_common(1)
     refused = run.refusals()
     members = run.members()
+    names = Counter(record.name for record in members)
     can_merge = run.looked - run.few_at > ALONE_GRACE and any(it.report.merged_ago is not None for it in members)
     return [
         RunFinding(kind, peer_id, text)
         for peer_id, peer in live.items()
         for kind, text in (
             *_of_peer(peer, refused[peer_id], len(members), usual, most[0][0]),
+            *_of_name(peer.record.name, names[peer.record.name]),
             *(_of_merges(peer, run.looked) if can_merge else ()),
         )
     ]
@@ -65,6 +67,13 @@ def _of_peer(peer: PeerHistory, refused: int, members: int, usual: float, most: 
     if record.config != most:
         said = f"{name} runs another configuration ({record.config[:12]}) than most ({most[:12]}), so nobody meets it"
         yield "config", f"{said}: compare noloco-peer show-config"
+
+
+def _of_name(name: str, count: int) -> Iterator[tuple[str, str]]:
+    """Kind and text. Anybody may take the name of another member."""
+    if count > 1:
+        said = f"{count} members call themselves {name}: nobody knows which of them others have refused"
+        yield "name", f"{said}; set peer.name, and tell them apart by their ids"
 
 
 def _of_merges(peer: PeerHistory, now: float) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ const KINDS = {
   split: "Split swarm",
   clock: "Clock",
   straggler: "Slow peer",
+  name: "A name of two",
   refused: "Refused",
   config: "Configuration",
   stuck: "Stuck",

@@ -21,7 +21,7 @@ IDLE_PHASES = ("match", "exchange")
 PAUSED = "paused"  # this phase is no time of training, neither idle nor other
 STATES = ("waiting", "training", "paused", "left", "lost")
 SWARM_EVENTS = ("joined", "left", "lost")
-WARNINGS = ("split", "clock", "straggler", "refused", "config", "stuck")
+WARNINGS = ("split", "clock", "straggler", "refused", "config", "stuck", "name")
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
 PEER_LABELS = ("run", "peer", "peer_id")  # labels of the bootstrap's series of one peer
 
