@@ -135,7 +135,7 @@ class GroupMatching(Matching):
             group = await self._leader.gather(self._round, until)
         finally:
             self._leads = False
-        if group.links or group.donor is not None or not (missing := self._known.missing(set())):
+        if group.links or group.lost or group.donor is not None or not (missing := self._known.missing(set())):
             return group
         return Group(self._round, lost=f"{', '.join(seat.name for seat in missing)} did not come")
 

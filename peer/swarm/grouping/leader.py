@@ -129,7 +129,10 @@ class GroupLeader:
         while True:
             self._news.clear()
             late = self._awaited(round)
-            if not late or self._context.away or clock.monotonic() >= until:
+            if late and self._context.away:  # a roster without them may end in no round, and costs them one
+                self.close()
+                return Group(round, lost="asked to stop")
+            if not late or clock.monotonic() >= until:
                 outdated = self._outdated(own) if self._equal else None
                 if outdated is None:
                     return await self._send_roster(me, round, phase_seconds)

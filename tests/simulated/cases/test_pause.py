@@ -131,6 +131,35 @@ def test_when_the_leader_of_a_group_pauses_another_one_leads_at_once() -> None:
         assert [row["outcome"] for row in rows].count("merged") >= len(rows) - 1, rows
 
 
+def test_a_leader_that_pauses_while_it_waits_for_others_costs_nobody_a_round() -> None:
+    """It sent a roster of those that were ready: whoever was late was alone, and took the weights of the others."""
+    usual, slow = (Machine(it, 0.02, 1e6, 1e6, 0.0, 0.0) for it in (0.4, 1.0))
+    with in_a_folder(swarm("group")) as world:
+        leader, *_, last = sorted(range(5), key=lambda number: world.peers[number].host.peer_id)
+    machines = tuple(slow if number == last else usual for number in range(5))
+    with in_a_folder(replace(swarm("group"), machines=machines)) as world:
+        paused: list[float] = []
+        counts: dict[int, int] = {}
+
+        def look() -> None:
+            trainer: Any = world.peers[leader].trainer
+            leads = trainer is not None and trainer.boundary.presence.matching._leads
+            if leads and world.loop.time() > BEGIN and not paused:
+                paused.append(world.loop.time())
+                Faults(world).happen(Fault(paused[0], "pause", (leader,), LENGTH, 0))
+            world.loop.call_later(1.0, look)
+
+        world.loop.call_later(1.0, look)
+        world.loop.call_later(BEGIN, lambda: counts.update({it: len(world.rounds(world.peers[it])) for it in range(5)}))
+        assert not world.run().violations
+        assert paused
+        at = world.rounds(world.peers[leader])[counts[leader]]
+        assert at["detail"] == "asked to stop"
+        for number in (it for it in range(5) if it != leader):
+            row = world.rounds(world.peers[number])[counts[number]]
+            assert row["outcome"] == "merged" and str(row["partner"]).count("peer") == 3, row
+
+
 def test_a_group_does_not_wait_for_a_member_that_pauses_within_its_phase() -> None:
     """It would for one and a half times what the member has announced."""
     slow = replace(swarm("group"), machines=(Machine(2.0, 0.02, 1e6, 1e6, 0.0, 0.0),) * 5, seconds=300.0)

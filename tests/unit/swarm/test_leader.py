@@ -459,6 +459,29 @@ def test_a_leader_that_pauses_lets_its_members_go_and_counts_none_as_present() -
     run(scene)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_leader_that_is_asked_to_stop_leaves_a_group_that_waits_for_somebody(late: bool) -> None:
+    """It sent a roster of those that were ready. It did not always end that round, and who was late lost it."""
+
+    async def scene(harness: Harness) -> None:
+        members = [await harness.ready("b")]
+        if late:
+            members.append(await harness.join("c", eta=100.0))
+        gathering = asyncio.ensure_future(harness.gather())
+        await asyncio.sleep(0.0)
+        harness.context.away, began = True, clock.monotonic()
+        group = await gathering
+        assert [link.peer_id for link in group.links] == ["b"] * (not late)
+        if late:
+            assert group.lost and clock.monotonic() - began < leader.KEEP_ALIVE + NOTHING and not harness.missed
+            for end in members:
+                with pytest.raises(StreamLost):
+                    await decision(end)
+        assert harness.leader.present == set()
+
+    run(scene)
+
+
 def test_a_member_that_leaves_as_its_message_comes_is_listened_to_no_more() -> None:
     """Its leaving was forgotten with the last news, and the task waited for ever."""
 
