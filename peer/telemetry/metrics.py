@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import errno
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from peer import __version__, clock
 from peer.errors import UserError
+from peer.telemetry.metrics_server import MetricsServer
 from peer.telemetry.series import IDLE_PHASES, OF_PEER, PHASES, PREFIX, SECONDS, running
 
 METRICS_PORT = 9464
@@ -57,7 +57,7 @@ class Metrics(Collector):
         Without ``port``: the default port, or any free port when the default is taken.
         """
         try:
-            server, thread = start_http_server(METRICS_PORT if port is None else port, host, self.registry)
+            server = MetricsServer(self.registry, host, METRICS_PORT if port is None else port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 what = f"peer.metrics.host {host}: {error.strerror}; it must be an address of this machine"
@@ -66,15 +66,7 @@ class Metrics(Collector):
             else:
                 what = f"port occupied: peer.metrics {host}:{port}: {error.strerror}; choose another peer.metrics.port"
             raise UserError(what) from None
-
-        def stop() -> None:
-            server.shutdown()
-            with suppress(OSError):
-                server.socket.shutdown(socket.SHUT_RDWR)  # a forked process (a data loader) has a copy of it
-            server.server_close()
-            thread.join(5)
-
-        return f"{host}:{server.server_port}", stop
+        return f"{host}:{server.server_port}", server.stop
 
 
 class PhaseClock:

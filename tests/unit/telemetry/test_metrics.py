@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 import socket
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
-from prometheus_client import generate_latest, start_http_server
+from prometheus_client import generate_latest
 
 from peer import clock
 from peer.errors import UserError
+from peer.telemetry import metrics as served
+from peer.telemetry import metrics_server
 from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.telemetry.metrics_server import MetricsServer
 from peer.telemetry.series import OF_PEER, PHASES, as_markdown
 
 
@@ -46,20 +52,63 @@ def test_they_are_served_on_a_free_port_and_the_port_is_given_back() -> None:
 
 def test_the_port_is_given_back_although_a_forked_process_has_a_copy_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of a data loader."""
-    servers: list[Any] = []
+    servers: list[MetricsServer] = []
 
-    def start(*words: Any) -> Any:
-        servers.append(start_http_server(*words))
+    def start(*words: Any) -> MetricsServer:
+        servers.append(MetricsServer(*words))
         return servers[-1]
 
-    monkeypatch.setattr("peer.telemetry.metrics.start_http_server", start)
+    monkeypatch.setattr(served, "MetricsServer", start)
     address, stop = Metrics().serve("127.0.0.1", 0)
-    copy = servers[0][0].socket.dup()
+    copy = servers[0].socket.dup()
     stop()
     with copy:
         again, stop = Metrics().serve("127.0.0.1", int(address.rpartition(":")[2]))
         stop()
     assert again == address
+
+
+@pytest.fixture
+def place() -> Iterator[tuple[str, int]]:
+    """Where a peer's series are served."""
+    address, stop = Metrics().serve("127.0.0.1", 0)
+    host, _, port = address.rpartition(":")
+    yield host, int(port)
+    stop()
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\nHost:"])
+def test_who_connects_and_says_nothing_is_hung_up_on(
+    said: bytes, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each such connection kept a thread and a descriptor of the peer for ever."""
+    assert metrics_server._Scrape.timeout <= 10
+    monkeypatch.setattr(metrics_server._Scrape, "timeout", 0.2)
+    with socket.create_connection(place, 10) as silent:
+        silent.sendall(said)
+        assert silent.recv(1) == b""
+    assert capfd.readouterr().err == ""
+
+
+def test_few_are_served_at_once(place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "METRICS_CONNECTIONS", 2)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(place, 5)) for _ in range(3)]
+        assert silent[0].recv(1) == b""  # the oldest, long before its ten seconds are over
+        with urllib.request.urlopen(f"http://{place[0]}:{place[1]}/metrics", timeout=5) as answer:
+            assert b"noloco_phase_seconds_total" in answer.read()
+
+
+def test_an_error_of_a_series_is_a_line_and_no_traceback(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = Metrics()
+    broken.refresh.append(lambda: 1 // 0)
+    address, stop = broken.serve("127.0.0.1", 0)
+    with pytest.raises(HTTPError, match="500"):
+        urllib.request.urlopen(f"http://{address}/metrics", timeout=5)
+    stop()
+    assert "/metrics: ZeroDivisionError" in caplog.text and "Traceback" not in capfd.readouterr().err
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_one_line() -> None:
