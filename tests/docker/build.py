@@ -22,7 +22,7 @@ from tests.docker.engine import Engine
 
 IMAGE: str = load("compose.yaml")["services"]["bootstrap"]["image"]
 BASE = "localhost/python-base"
-PACKAGES = "python3,python3-venv,ca-certificates"
+PACKAGES = "python3,python3-venv,ca-certificates,tzdata"
 
 
 def build(engine: Engine, *, timeout: float = 1500.0) -> None:

@@ -109,6 +109,7 @@ def test_a_virtual_machine_starts_a_confined_container(exists: bool, tmp_path: P
     assert [given["--security-opt"]] == service["security_opt"]
     assert int(given["--pids-limit"]) == service["pids_limit"]
     assert given["--ulimit"] == f"nofile={service['ulimits']['nofile']}"
+    assert given["--env"] == "TZ"  # the zone of peer.hours
     assert given["--restart"] == service["restart"] and given["--stop-timeout"] == GRACE
     assert re.fullmatch(r"\d{6,}k", given["--memory"])
 
@@ -163,7 +164,7 @@ def test_the_pods_run_commands_that_exist() -> None:
     values = of_kind("ConfigMap")["noloco"]["data"]
     environment = {}
     for it in container("noloco-peer")["env"]:
-        source = it["valueFrom"].get("configMapKeyRef")
+        source = it.get("valueFrom", {}).get("configMapKeyRef")
         environment[it["name"]] = values[source["key"]] if source else "noloco-peer-0"
     arguments = container("noloco-peer")["args"]
     joining = ["join", *(it for it in arguments[1:] if not it.startswith("--config"))]
@@ -172,6 +173,7 @@ def test_the_pods_run_commands_that_exist() -> None:
     assert config.peer.name == "noloco-peer-0" and config.peer.initial_peers == (values["NOLOCO_INITIAL_PEERS"],)
     assert ports("noloco-peer") == {"p2p": config.peer.network.port, "direct": PEER_PORT + 1, "metrics": METRICS_PORT}
     assert config.peer.metrics.host == "0.0.0.0"
+    assert "TZ" in environment  # the zone of peer.hours
 
 
 @pytest.mark.parametrize("of", SETS)

@@ -144,6 +144,19 @@ def test_a_peer_s_memory_is_a_variable() -> None:
         assert {it["mem_limit"] for it in ours(file, {"MEMORY": "3g"}).values()} - {"2g"} == {"3g"}
 
 
+@pytest.mark.parametrize(("file", "name"), SERVICES)
+def test_a_peer_s_hours_are_in_the_zone_that_a_person_names(file: str, name: str) -> None:
+    """They were in UTC in every container."""
+    if words(ours(file)[name])[0] != "bootstrap":
+        assert ours(file, {"TZ": "Europe/Berlin"})[name]["environment"]["TZ"] == "Europe/Berlin"
+        assert not ours(file)[name]["environment"]["TZ"]  # UTC
+
+
+def test_the_image_has_the_zones() -> None:
+    last = DOCKERFILE.rpartition("FROM ${BASE}\n")[2]
+    assert re.search(r"^RUN \[ -e /usr/share/zoneinfo/.*\n.* tzdata ", last, re.MULTILINE)
+
+
 def test_nobody_logs_into_grafana_and_there_is_no_admin() -> None:
     settings = load("compose.yaml")["services"]["grafana"]["environment"]
     assert settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"

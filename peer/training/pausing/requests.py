@@ -61,6 +61,9 @@ def watching(folder: Path, hours: Hours | None, pause: Pause) -> Iterator[None]:
         while not ended.wait(REQUEST_PERIOD):
             look()
 
+    if hours:  # in a container it is UTC, whatever the machine has
+        zone = datetime.fromtimestamp(clock.unix()).astimezone()
+        log.info("trains in peer.hours %s, by the clock of the zone %s (UTC%s)", hours, f"{zone:%Z}", f"{zone:%z}")
     look()
     with clock.worker("pause") as worker:
         try:  # a signal's exception may come while it begins

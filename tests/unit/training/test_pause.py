@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -122,6 +124,21 @@ def test_outside_of_its_hours_a_peer_is_paused_from_the_start(tmp_path: Path, mo
         assert pause.requested
         now[0] = datetime(2026, 1, 2, 0, 0)
         wait_for(lambda: not pause.requested, 5)
+
+
+@pytest.mark.parametrize(("zone", "said"), [("UTC-5:30", "UTC (UTC+0530)"), ("", "UTC (UTC+0000)")])
+def test_the_zone_of_the_hours_is_said(
+    zone: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container has UTC, so its peer trained at other hours than those of its machine, and nothing said so."""
+    with monkeypatch.context() as environment:
+        environment.setenv("TZ", zone)
+        time.tzset()
+        for hours in (NIGHT, None):
+            with caplog.at_level(logging.INFO), watching(tmp_path, hours, Pause()):
+                pass
+    time.tzset()
+    assert caplog.text.count("zone") == 1 and f"{NIGHT}, by the clock of the zone {said}" in caplog.text
 
 
 @contextmanager
