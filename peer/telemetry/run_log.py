@@ -22,10 +22,10 @@ Row = dict[str, Any]
 
 
 class RunLog:
-    """One file. ``rows``: all rows read so far, in the file's order."""
+    """One file. ``anew``: the last call of :meth:`poll` began at its start, because it had become shorter."""
 
     def __init__(self, path: Path) -> None:
-        self.rows: list[Row] = []
+        self.anew = False
         self._path = path
         self._read = 0  # bytes
 
@@ -34,10 +34,11 @@ class RunLog:
 
         A file that became shorter is read from its start: a resumed peer removed the rounds that it will repeat.
         """
+        self.anew = False
         try:
             with self._path.open("rb") as file:
                 if file.seek(0, 2) < self._read:
-                    self.rows.clear()
+                    self.anew = True
                     self._read = 0
                 file.seek(self._read)
                 lines = file.readlines()
@@ -51,7 +52,6 @@ class RunLog:
             self._read += len(line)
             if row is not None:
                 fresh.append(row)
-        self.rows += fresh
         return fresh
 
 

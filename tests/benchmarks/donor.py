@@ -27,7 +27,6 @@ import torch
 import xxhash
 
 from peer import logs
-from peer.commands.local_swarm.tail import Tail
 from peer.config import load as settings
 from peer.config.digest import canonical, digest
 from peer.data.corpus import load as load_text
@@ -45,6 +44,7 @@ from tests.benchmarks.goodput_ends import node_on
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import load
 from tests.unit.parts import context_of
+from tests.whole_tail import WholeTail
 
 CONFIG = "configs/demo.yaml"
 TURN = 12.0  # seconds of each download, and of each rest
@@ -104,7 +104,7 @@ def measure(seconds: float, folder: Path) -> dict[str, Any]:
     """The peer's rounds, sorted by what the newcomer did during the whole round."""
     with LabSwarm(load("home"), 3, folder) as swarm:
         swarm.peer(1, "peer", CONFIG, SETS)
-        tail = Tail("peer", folder / "peer")
+        tail = WholeTail("peer", folder / "peer")
         swarm.wait_for(lambda: len(tail.poll()) + len(tail.rounds) > 3)
         until = time.monotonic() + seconds
 

@@ -12,10 +12,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
-from peer.commands.local_swarm.tail import Tail
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Plan
 from tests.swarm.support.warm import Forked, warm
+from tests.whole_tail import WholeTail
 
 Child = subprocess.Popen[bytes] | Forked
 START = 120.0  # seconds to be ready on a loaded machine
@@ -71,9 +71,9 @@ class LabSwarm:
         arguments = ["train", "--config", *files, *sets, "--initial-peers", self.address, "--stop-with-parent"]
         return self.start(host, module, arguments, self.folder / f"{name}.log", environment)
 
-    def tail(self, name: str) -> Tail:
+    def tail(self, name: str) -> WholeTail:
         """The rounds that a peer has written so far."""
-        tail = Tail(name, self.folder / name)
+        tail = WholeTail(name, self.folder / name)
         tail.poll()
         return tail
 

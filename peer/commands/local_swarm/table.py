@@ -53,11 +53,11 @@ class SwarmView:
         for heading in ("peer", "step", "loss", "val loss", "round", "partner", "last swap", "idle", "tokens/s"):
             table.add_column(heading, justify="left" if heading in ("peer", "partner", "last swap") else "right")
         for tail in tails:
-            val_loss = f"{tail.evals[-1]['val_loss']:.3f}" if tail.evals else ""
-            if not tail.rounds:
-                table.add_row(tail.name, "", "", val_loss, "", "", "starting" if not tail.evals else "training")
+            val_loss = f"{tail.last_eval['val_loss']:.3f}" if tail.last_eval else ""
+            row = tail.last
+            if row is None:
+                table.add_row(tail.name, "", "", val_loss, "", "", "starting" if not tail.last_eval else "training")
                 continue
-            row = tail.rounds[-1]
             color = OUTCOME_COLORS.get(row["outcome"], "red")
             table.add_row(
                 tail.name,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from peer.commands.local_swarm.tail import Tail
 from peer.rounds.types import Outcome
 from tests.benchmarks.wan.processes import PeerRun
 from tests.benchmarks.wan.stages import Stage
+from tests.whole_tail import WholeTail
 
 CURVE = 20  # inner steps for one point of the curve
 
@@ -56,7 +56,7 @@ def figures(stage: Stage, peers: Sequence[PeerRun]) -> dict[str, Any]:
     return found
 
 
-def _of_tails(tails: Sequence[Tail], peers: Sequence[PeerRun]) -> dict[str, Any]:
+def _of_tails(tails: Sequence[WholeTail], peers: Sequence[PeerRun]) -> dict[str, Any]:
     rows = [row for tail in tails for row in tail.rounds]
     merged = [row for row in rows if row["outcome"] == Outcome.MERGED]
     everyone = [it.tail for it in peers if it.tail is not None]

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.commands.local_swarm.tail import Tail
 from tests.benchmarks.wan.reference import ADDRESS, Seat
 from tests.benchmarks.wan.stages import Method, Stage
 from tests.netlab.lab import Lab
 from tests.netlab.peers import Child, LabSwarm
 from tests.netlab.tun import DEVICE
 from tests.swarm.support.warm import warm
+from tests.whole_tail import WholeTail
 
 START, STOP = 150.0, 60.0  # seconds until all have made a step, and for the straggler to end
 SLOWEST = 4.0  # times the set time of all steps: then the run is given up
@@ -32,7 +32,7 @@ class PeerRun:
     pacer: dict[str, Any]
     exited: float
     sent: int
-    tail: Tail | None = None
+    tail: WholeTail | None = None
 
 
 def run(stage: Stage, method: Method, folder: Path) -> list[PeerRun]:

@@ -20,11 +20,11 @@ from typing import Any
 
 import psutil
 
-from peer.commands.local_swarm.tail import Tail
 from peer.swarm.healing import STALE_ROUNDS
 from tests.netlab.peers import Child, LabSwarm
 from tests.netlab.plan import load
 from tests.swarm.support.shadow import check
+from tests.whole_tail import WholeTail
 
 HANG = 60.0  # seconds without a round: more than all deadlines of a round, for peers that share two cores
 EXIT = 40.0  # seconds to end after SIGTERM
@@ -42,7 +42,7 @@ class Member:
     host: int
     name: str
     process: Child
-    tail: Tail
+    tail: WholeTail
     rows: int = 0
     since: float = 0.0
     last: float = 0.0
@@ -84,7 +84,8 @@ class Soak:
         self.too_far: list[str] = []  # repetitions of more rounds than necessary
         names = {host: f"peer-{host}" for host in range(1, peers + 1)}
         self.members = [
-            Member(host, name, self._start(host, name), Tail(name, swarm.folder / name)) for host, name in names.items()
+            Member(host, name, self._start(host, name), WholeTail(name, swarm.folder / name))
+            for host, name in names.items()
         ]
 
     def run(self) -> None:

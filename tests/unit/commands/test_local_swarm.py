@@ -33,6 +33,7 @@ from tests.saved import save_checkpoint
 from tests.unit.commands.export.test_models import roformer
 from tests.unit.data.harness import text_with_a_set
 from tests.unit.device.doubles import plug_in
+from tests.whole_tail import WholeTail
 
 CONFIG = Config(
     run=RunConfig(
@@ -68,19 +69,19 @@ def row(number: int, outcome: str = "merged", partner: str | None = "b") -> dict
     }
 
 
-def write(folder: Path, rounds: list[dict[str, Any]], losses: tuple[float, ...] = (5.0, 2.0)) -> Tail:
+def write(folder: Path, rounds: list[dict[str, Any]], losses: tuple[float, ...] = (5.0, 2.0)) -> WholeTail:
     folder.mkdir(parents=True, exist_ok=True)
     evals = [{"step": 0, "tokens": 0, "val_loss": loss} for loss in losses]
     for name, lines in (("rounds.jsonl", rounds), ("evals.jsonl", evals)):
         (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    tail = Tail(folder.name, folder)
+    tail = WholeTail(folder.name, folder)
     tail.poll()
     return tail
 
 
 def test_a_file_that_comes_byte_by_byte_is_read_once_and_whole(tmp_path: Path) -> None:
     data = "".join(json.dumps(row(number)) + "\n" for number in (1, 2, 3)).encode()
-    tail, seen = Tail("a", tmp_path), []
+    tail, seen = WholeTail("a", tmp_path), []
     assert tail.poll() == []  # not there yet
     for start in range(0, len(data), 7):
         with (tmp_path / "rounds.jsonl").open("ab") as file:
@@ -103,6 +104,37 @@ def test_a_file_that_was_taken_back_is_read_again(tmp_path: Path, half: str) -> 
     assert [item["outcome"] for item in tail.poll()] == ["alone"]
     assert [item["round"] for item in tail.rounds] == [1, 2]
     assert [item["val_loss"] for item in tail.evals] == [5.0]
+    again = Tail("a", tail.folder)
+    again.poll()
+    assert tail.summary() == again.summary() and tail.summary()["steps"] == 20
+
+
+def test_the_rows_of_a_long_run_are_not_kept(tmp_path: Path) -> None:
+    """The command kept each row of each peer until its end."""
+    rows = [row(number, ("merged", "alone")[number % 3 == 0], "bc"[number % 2]) for number in range(1, 2001)]
+    rows[0] |= {"first_train_loss": None, "train_loss": None}
+    tail, path = Tail("a", tmp_path), tmp_path / "rounds.jsonl"
+    for part in (rows[:1000], rows[1000:]):
+        with path.open("a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in part))
+        assert len(tail.poll()) == 1000
+    held = [it for it in vars(tail).values() if isinstance(it, dict) and "round" in it]
+    assert len(held) == 3 and not any(
+        isinstance(it, list) for it in (*vars(tail).values(), *vars(tail._rounds).values())
+    )
+    assert tail.summary() == {
+        "steps": 20_000,
+        "tokens": 1_280_000,
+        "first_train_loss": 3.0,
+        "last_train_loss": -1995.5,
+        "first_val_loss": None,
+        "val_loss": None,
+        "rounds": {"merged": 1334, "alone": 666, "timeout": 0, "refused": 0, "corrupt": 0, "poisoned": 0},
+        "idle_share": pytest.approx(0.2),
+        "partners": {"b": 667, "c": 667},
+        "bytes_sent": 2000 * 2**20,
+        "bytes_received": 2000 * 2**19,
+    }
 
 
 def test_the_figures_of_a_swarm_are_those_of_its_rows(tmp_path: Path) -> None:
