@@ -169,8 +169,6 @@ class GroupLeader:
         for peer_id, member in list(self._joined.items()):
             if member.stream.closed or member.stream.ended:  # nobody reads the stream of a member that is ready
                 self._joined.pop(peer_id).leave()
-                if member.updated and member.ready is None:  # all have waited while it took the weights, for nothing
-                    self._known.missed(peer_id)
                 continue
             awaited = member.round <= due or member.updated  # it takes the group's count, too
             if awaited:

@@ -309,23 +309,6 @@ def test_a_stray_that_does_not_come_back_with_the_weights_is_left_out(phase: flo
     run(scene)
 
 
-def test_a_stray_that_gives_up_taking_the_weights_has_missed_the_round() -> None:
-    """All waited for it in every round, until it gave up: only one that stayed longer was left out."""
-
-    async def scene(harness: Harness) -> None:
-        stray = await harness.ready("b", lineage=OTHER)
-        await harness.ready("c")
-        began = clock.monotonic()
-        gathering = asyncio.ensure_future(harness.gather())
-        assert isinstance(await decision(stray), OutOfDate)
-        await asyncio.sleep(CATCH_UP_LEAST / 4)
-        stray.close()
-        assert [link.peer_id for link in (await gathering).links] == ["c"]
-        assert clock.monotonic() - began == took(CATCH_UP_LEAST / 4) and harness.missed == ["b"]
-
-    run(scene)
-
-
 def test_who_joins_for_the_next_round_already_is_not_waited_for_and_not_forgotten() -> None:
     async def scene(harness: Harness) -> None:
         await harness.ready("b", round=3)
