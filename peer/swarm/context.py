@@ -167,6 +167,5 @@ class Matching:
         its own: nobody shall wait for it.
         """
 
-    def ended(self, group: Group, averaged: Averaged) -> bool:
-        """The exchange of this group has ended; returns whether it is to be repeated without another member."""
-        return False
+    def ended(self, group: Group, averaged: Averaged) -> None:
+        """The exchange of this group has ended."""

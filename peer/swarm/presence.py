@@ -193,20 +193,17 @@ class Presence:
             self._node.spawn(_close(link))
         return replace(group, links=()) if avoided else group
 
-    def ended(self, averaged: Averaged) -> bool:
-        """A round's exchange has ended: avoid who made it fail, and note a partner with divergent weights. Returns
-        whether the round is to be repeated without another member.
-        """
+    def ended(self, averaged: Averaged) -> None:
+        """A round's exchange has ended: avoid who made it fail, and note a partner with divergent weights."""
         for culprit in averaged.culprits:
             self.avoid(culprit, averaged.outcome, certain=averaged.certain)
-        repeats = self.matching.ended(self._group, averaged)
+        self.matching.ended(self._group, averaged)
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
         if merged:
             self._proved(self._group)
         if partner and (merged or averaged.strange):
             chosen, ahead, taken = averaged.chosen, averaged.ahead, self._members.taken_by(partner)
             self._divergence.note(partner, divergent=not merged, chosen=chosen, ahead=ahead, taken=taken)
-        return repeats
 
     def _proved(self, group: Group) -> None:
         """Its members have done what they had to."""

@@ -15,7 +15,7 @@ from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import Lineage, State
-from peer.rounds.types import Group, Outcome, Seat
+from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.training.boundary import Boundary
 
 log = get_logger("boundary")
@@ -50,7 +50,7 @@ class Blocking(Boundary):
         self.rollback.trained(inner)
         if ends:  # that takes long after the last step, and its partner may be done much sooner
             self.judge()
-        for earlier in range(ROUND_TRIES):
+        for _ in range(ROUND_TRIES):
             with phase("match"):
                 group = self.presence.group_for(self.counters.round)
                 if group.donor is not None:
@@ -59,12 +59,10 @@ class Blocking(Boundary):
                 group = replace(group, tokens=self.counters.phase_tokens, phase_seconds=phase_seconds)
             self.judge()  # the partner waits for parts more patiently than for a peer that has not come
             group = self.presence.still(group)
-            if earlier and group.assembly is None and not group.lost:  # its change is for the next round of all
-                group = replace(group, lost="this peer has left out the others after a failure")
             with phase("exchange"):
                 averaged = self.exchange.average(self.outer.contribution(), group)
             self._note_unheard(averaged)
-            if not self.presence.ended(averaged) or self.context.away:
+            if not self.repeats(averaged):
                 break
         with phase("apply"), self.outer.slow.changing:
             if averaged.outcome is Outcome.MERGED and isinstance(self.outer, NoLoCo):
@@ -140,3 +138,10 @@ class Blocking(Boundary):
             if not loss <= WORSE * usual:
                 return f"with the slow weights of {donor} the loss is {loss:.4g}, with its own {usual:.4g}"
         return ""
+
+    def repeats(self, averaged: Averaged) -> bool:
+        """Report the end of the exchange; returns whether a member's failure is a reason to repeat it without it."""
+        self.presence.ended(averaged)
+        if self.outer.grouping is not Grouping.EVERYONE or self.context.away:
+            return False
+        return averaged.culprits[:1] not in ((), (self.presence.peer_id,))

@@ -73,16 +73,14 @@ class GroupMatching(Matching):
             self._known.missed(peer_id)
         self._node.call(self._leave(), OPEN_TIMEOUT)
 
-    def ended(self, group: Group, averaged: Averaged) -> bool:
+    def ended(self, group: Group, averaged: Averaged) -> None:
         """Without a group after a leader has sent this peer to others for weights: it may have lied, as one that has
         led a round that failed.
         """
         leader = self._sent_by if group.assembly is None else group.assembly.seats[0].peer_id
-        out = averaged.culprits[:1]
         if len(averaged.culprits) > 1:
-            out = (self._known.suspected(averaged.culprits),)
+            self._known.suspected(averaged.culprits)
         self._known.leadership.ended(leader, averaged.culprits, merged=averaged.outcome is Outcome.MERGED)
-        return out not in ((), (self._node.peer_id,))
 
     # -- on the network thread: the boundary
 

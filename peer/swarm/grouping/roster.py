@@ -167,9 +167,9 @@ class KnownMembers:
         seconds = max(self._backoff_seconds, COST_FACTOR * cost)
         self._leave_out(peer_id, seconds, offence=offence, refused=self._backoff.remembers(peer_id))
 
-    def suspected(self, pair: Sequence[str]) -> str:
+    def suspected(self, pair: Sequence[str]) -> None:
         """These members contradict each other, or one accuses another: one of them lies, or a line is cut. One is left
-        out: who was a suspect more often, as a liar that accuses several, else they take turns. Returns its id.
+        out: who was a suspect more often, as a liar that accuses several, else they take turns.
         """
         if len(self._suspected) > NAMED_MEMBERS:
             self._suspected.clear()
@@ -182,7 +182,6 @@ class KnownMembers:
                 self._leave_out(peer_id, self._backoff_seconds, offence=False, refused=True)
             elif peer_id != out:
                 self._backoff.forgive(peer_id)
-        return out
 
     def notify(self, missing: Sequence[Seat]) -> None:
         """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""
