@@ -159,8 +159,10 @@ class Matching:
         """After :meth:`end_run`: the members that may still be met, 0 when there is no time left to wait for them."""
         return 0
 
-    def avoid(self, peer_id: str, *, offence: bool) -> None:
-        """A round failed because of this member: leave it out for a while. ``offence``: it sent unusable data."""
+    def avoid(self, peer_id: str, *, offence: bool, late: bool = False) -> None:
+        """A round failed because of this member: leave it out for a while. ``offence``: it sent unusable data, or is
+        not known to have done better. ``late``: it sent nothing in time; once, that costs less (pairs only).
+        """
 
     def gave_no_state(self, peer_id: str, *, worse: bool = False) -> None:
         """This member was said to have the group's slow weights. This peer did not get them, or they are ``worse`` than

@@ -219,7 +219,7 @@ class Presence:
         """
         if peer_id != self._node.peer_id:
             offence = certain and (outcome is not Outcome.TIMEOUT or peer_id not in self._node.proven)
-            self.matching.avoid(peer_id, offence=offence)
+            self.matching.avoid(peer_id, offence=offence, late=outcome is Outcome.TIMEOUT)
             self._node.proven.discard(peer_id)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:

@@ -63,7 +63,7 @@ class GroupMatching(Matching):
         self._round = round - self._ahead
         return self._node.call(self._gather(), self._known.longest(self._node.peer_id) + 60.0)
 
-    def avoid(self, peer_id: str, *, offence: bool) -> None:
+    def avoid(self, peer_id: str, *, offence: bool, late: bool = False) -> None:
         self._known.made_fail(peer_id, offence=offence)
 
     def gave_no_state(self, peer_id: str, *, worse: bool = False) -> None:

@@ -77,10 +77,10 @@ class PairMatching(Matching):
     def last_partners(self) -> int:
         return self._proposals.count() if self._patience > 0 else 0
 
-    def avoid(self, peer_id: str, *, offence: bool, phases: float | None = None) -> None:
+    def avoid(self, peer_id: str, *, offence: bool, late: bool = False) -> None:
         phase_seconds = self._boundary.progress.phase_seconds or 1.0
-        if phases is None:
-            phases = BACKOFF_PHASES if offence else MISSED_PHASES
+        once = not offence or (late and not self._context.backoff.remembers(peer_id))  # it may have saved, or was busy
+        phases = MISSED_PHASES if once else BACKOFF_PHASES
         seconds = self._context.backoff.note(peer_id, phases * phase_seconds, offence=offence)
         log.warning("avoids a peer: %s", fields(peer=self._context.members.name_of(peer_id), seconds=seconds))
         self._node.spawn(self._agreement.drop(peer_id))
@@ -142,9 +142,7 @@ class PairMatching(Matching):
 
     def _missed(self, peer_id: str) -> None:
         """It did not come to a meeting, or has called them off."""
-        proven = peer_id in self._node.proven
-        once = proven or not self._context.backoff.remembers(peer_id)  # it may have saved, or it was busy
-        self.avoid(peer_id, offence=not proven, phases=MISSED_PHASES if once else BACKOFF_PHASES)
+        self.avoid(peer_id, offence=peer_id not in self._node.proven, late=True)
         self._node.proven.discard(peer_id)
 
     def _cancel(self, meeting: Meeting, reason: str) -> None:

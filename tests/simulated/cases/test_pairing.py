@@ -97,9 +97,9 @@ def test_on_lines_that_a_swap_fills_nobody_cuts_it_or_misses_a_meeting(
     missed: list[float] = []
     avoid, chance = PairMatching.avoid, random.Random(seed)
 
-    def avoided(self: PairMatching, peer_id: str, *, offence: bool, phases: float = 1.0) -> None:
+    def avoided(self: PairMatching, peer_id: str, *, offence: bool, late: bool = False) -> None:
         missed.append(clock.monotonic())
-        avoid(self, peer_id, offence=offence, phases=phases)
+        avoid(self, peer_id, offence=offence, late=late)
 
     monkeypatch.setattr(PairMatching, "avoid", avoided)
     line = Machine(4.0, latency=0.01, up=6500.0, down=3e5, skew=0.0, starts=0.0)
