@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from peer.errors import RunError, UserError
 from peer.exchange.average import Exchange
 from peer.logs import fields, get_logger
 from peer.outer.noloco import NoLoCo
@@ -84,22 +84,18 @@ class Blocking(Boundary):
                 self._take_last()
 
     def _take_last(self) -> None:
-        others, asked, reason = [it.peer_id for it in self.presence.others()], set[str](), "no member has more"
-        while others and len(asked) < LAST_DONORS and not self.context.away:
-            try:  # of any of them: their records are older than the round
-                state = self.presence.take_state(self.state.room(), 0.0, above=-1, among=others, without=asked)
-            except (RunError, UserError) as error:  # they have left
-                reason = str(error)
-                break
-            if state is None:
-                break
-            asked.add(state.donor)
-            more = state.lineage.contributions > self.counters.lineage.contributions
-            if more and state.step >= self.state.inner.step and not (reason := self._objection(state, "a member")):
+        others, reason = self.presence.others(), "no member has more"
+        for it in random.sample(others, min(LAST_DONORS, len(others))):
+            state = self.presence.state_of(Seat(it.peer_id, it.name, tuple(it.addresses)), self.state.room())
+            more = state is not None and state.lineage.contributions > self.counters.lineage.contributions
+            if state is None or not more or state.step != self.state.inner.step:
+                continue
+            if not (reason := self._objection(state, it.name)):
                 self.state.adopt(state)
-                log.info("took the weights of the last round: %s", fields(round=state.round))
+                log.info("took the weights of the last round: %s", fields(donor=it.name, round=state.round))
                 return
-        log.warning("the last round was lost, so these are not the group's weights: %s", fields(reason=reason))
+        if others:
+            log.warning("the last round was lost, so these are not the group's weights: %s", fields(reason=reason))
 
     def caught_up(self, donor: Seat) -> Group:
         """Take the group's slow weights from ``donor``, then ask for the group again."""

@@ -68,7 +68,7 @@ class Reservations:
     @property
     def places(self) -> list[str]:
         """Where others reach this peer, without its id."""
-        return [f"{relay}{CIRCUIT}" for relay in self._held.values()]
+        return [f"{relay}{CIRCUIT}" for relay in list(self._held.values())]
 
     def start(self, background: Callable[[Coroutine[Any, Any, None]], None], count: int) -> None:
         """Keep ``count`` reservations from now on, if not more."""

@@ -91,7 +91,8 @@ class GroupLeader:
         if earlier is not None:
             earlier.leave()
         seat = replace(call.seat, peer_id=stream.remote)  # the authenticated id counts
-        until = clock.monotonic() + 1.5 * call.eta + MEMBER_SLACK
+        longest = self._context.boundary.longest_phase_seconds + self._known.patience(stream.remote)
+        until = clock.monotonic() + min(1.5 * call.eta + MEMBER_SLACK, longest)
         member = JoinedMember(stream, seat, call.round, until)
         self._joined[stream.remote] = member
         self._context.node.background(self._listen(member))

@@ -122,6 +122,7 @@ class Agreement:
             del self._held[next(iter(self._held))]
         self._held[remote] = held
         if held > (self._boundary.progress.phase_seconds or math.inf):
+            del self._held[remote]
             self._leave_out(remote)
 
     def came(self, peer_id: str) -> None:

@@ -135,7 +135,8 @@ class PairMatching(Matching):
                 self._missed(meeting.stream.remote)
         except (TimeoutError, StreamLost) as error:
             reason = str(error) or "does not answer"
-        if meeting.came.done() and meeting.came.result():
+        in_time = -meeting.own_wait() <= meeting.own_eta / 2 + PARTNER_SLACK  # so long it waits for this peer
+        if in_time and not self._context.away and meeting.came.done() and meeting.came.result():
             self._agreement.note_called_off(meeting)  # it said that it was here
         self._cancel(meeting, reason)
         return None

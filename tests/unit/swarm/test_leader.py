@@ -42,7 +42,7 @@ class Harness:
         self.progress, self.counters = SimpleNamespace(phase_seconds=None), SimpleNamespace(lineage=X)
         self.context: Any = SimpleNamespace(
             node=SimpleNamespace(background=self._spawn),
-            boundary=SimpleNamespace(progress=self.progress),
+            boundary=SimpleNamespace(progress=self.progress, longest_phase_seconds=120.0),
             counters=self.counters,
             away=False,
         )
@@ -227,6 +227,20 @@ def test_the_patience_counts_from_the_leaders_boundary(again: bool, comes: float
             await harness.ready("b")
         assert [link.peer_id for link in (await gathering).links] == ["b"] * merges
         assert harness.missed == ["b"] * (not merges)
+
+    run(scene, patience=20.0)
+
+
+def test_a_seat_is_held_no_longer_than_the_longest_phase_and_the_patience() -> None:
+    """One that joins for a round far ahead is awaited in none, so its seat was its own for as long as it said."""
+
+    async def scene(harness: Harness) -> None:
+        end = await harness.join("b", eta=1e6, round=10**6)
+        await asyncio.sleep(120.0 + 20.0)
+        assert not end.ended
+        await asyncio.sleep(5.0)
+        with pytest.raises(StreamLost):
+            await end.receive(LEADER_MESSAGE, 1.0)
 
     run(scene, patience=20.0)
 

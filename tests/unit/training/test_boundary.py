@@ -433,15 +433,12 @@ def test_who_loses_the_last_round_takes_what_the_group_has(
     theirs = State(step, 1, vectors, lineage=Lineage("theirs", count), donor="c")
     worse = State(TOTAL, 1, [own * torch.nan, torch.zeros_like(own)], lineage=Lineage("b's", 0), donor="b")
 
-    def take_state(room: Any, timeout: float, *, above: int, among: Any, without: set[str]) -> State | None:
-        assert (timeout, above, [*among]) == (0.0, -1, ["b", "c"])
-        if gives == "nothing":
-            raise RunError("no member gave its weights")
-        return next((it for it in (worse, theirs) if it.donor not in without), None)
+    def state_of(donor: Seat, room: Any) -> State | None:
+        return None if gives == "nothing" else worse if donor.peer_id == "b" else theirs
 
-    others = [SimpleNamespace(peer_id=it) for it in "bc"]
+    others = [SimpleNamespace(peer_id=it, name=it, addresses=[]) for it in "bc"]
     monkeypatch.setattr(presence, "others", lambda: others, raising=False)
-    monkeypatch.setattr(presence, "take_state", take_state, raising=False)
+    monkeypatch.setattr(presence, "state_of", state_of, raising=False)
     exchange: Any = Exchange(Averaged(torch.empty(0), Outcome.TIMEOUT))
     boundary = Blocking(*scene.parts(), exchange)
     boundary.finish()  # no round was lost
