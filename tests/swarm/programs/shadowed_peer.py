@@ -28,7 +28,7 @@ from peer.exchange.pair.mailbox import SwapMailbox, overlapped_parts
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group
-from tests.swarm.support.shadow import EACH, sent_file
+from tests.swarm.support.shadow import EACH, ID, sent_file
 
 swap, encode, decode = OverlappedPairExchange._swap, Modulo.encode, Modulo.decode
 take_corrections = SwapMailbox.take_corrections
@@ -36,17 +36,19 @@ take_corrections = SwapMailbox.take_corrections
 
 @dataclass
 class Shadow:
-    """Of the swap that runs: ``partner``, and what was decoded by the first element of its part."""
+    """Of the swap that runs: ids of both, and what was decoded by the first element of its part."""
 
     folder: Path
-    me: str
+    me: str = ""
     partner: str = ""
     size: int = BLOCK  # elements of a part
     decoded: dict[int, dict[str, Any]] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
 
-    def begin(self, partner: str, numel: int) -> None:
-        self.partner, self.decoded = partner, {}
+    def begin(self, me: str, partner: str, numel: int) -> None:
+        if me != self.me:
+            (self.folder / ID).write_text(me)
+        self.me, self.partner, self.decoded = me, partner, {}
         self.size = overlapped_parts(numel)[0][1]
 
     def looks_at(self, start: int) -> bool:
@@ -64,7 +66,8 @@ class Shadow:
 
 def main_with(shadow: Shadow) -> None:
     def shadowed_swap(self: OverlappedPairExchange, group: Group, *more: Any) -> Averaged:
-        shadow.begin(group.links[0].name, self._numel)
+        node: Any = self._network
+        shadow.begin(node.peer_id, group.links[0].peer_id, self._numel)
         return swap(self, group, *more)
 
     def shadowed_encode(self: Modulo, start: int, part: Tensor) -> bytes:
@@ -99,4 +102,4 @@ def main_with(shadow: Shadow) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     here = Path(os.environ["SHADOW"])
-    main_with(Shadow(here, here.name))
+    main_with(Shadow(here))

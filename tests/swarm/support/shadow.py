@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 EACH = 16  # one part in so many is looked at
+ID = "id"  # file with that of a peer
 BLOCK = 256
 MOST = 0.5  # share of the partner in a mean of two
 EXACT = 2.0**-20  # of the largest element: rounding of fp32
@@ -35,18 +36,21 @@ class Found:
 
 
 def sent_file(data: bytes | np.ndarray, to: str) -> str:
-    """Name of the file of a part that was sent as ``data`` to the peer ``to``."""
+    """Name of the file of a part that was sent as ``data`` to the peer with the id ``to``."""
     return f"sent-{xxhash.xxh3_128_hexdigest(data)}-{to}.npy"
 
 
 def check(folder: Path, names: Sequence[str]) -> Found:
     """``folder / name`` holds the files of a shadowed peer."""
-    found = Found()
-    for name in names:
+    found, files = Found(), {name: folder / name / ID for name in names}
+    ids = {name: file.read_text() for name, file in files.items() if file.exists()}
+    names_by_id = {peer_id: name for name, peer_id in ids.items()}
+    for name in ids:
         for file in sorted((folder / name).glob("taken-*.npz")):
             found.parts += 1
             with np.load(file) as row:
-                wrong = _objection(row, folder / str(row["partner"]), name, found)
+                partner = str(row["partner"])
+                wrong = _objection(row, folder / names_by_id.get(partner, partner), ids[name], found)
             if wrong:
                 found.wrong.append(f"{name}/{file.name}: {wrong}")
     return found

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peer.exchange.modulo import Modulo
-from tests.swarm.support.shadow import check, sent_file
+from tests.swarm.support.shadow import ID, check, sent_file
 
 NUMEL = 600
 SHARE = 0.3
@@ -44,11 +44,12 @@ def write(
     out = out if decoded is None else decoded
     for name in "ab":
         (folder / name).mkdir()
-    np.save(folder / "b" / sent_file(data, to), (theirs * shown).numpy())
+        (folder / name / ID).write_text(f"id of {name}")
+    np.save(folder / "b" / sent_file(data, f"id of {to}"), (theirs * shown).numpy())
     correction = (out - own) * share
     correction[7] += bent
     row = {"codec": sender.sends, "data": np.frombuffer(data, np.uint8), "own": own.numpy(), "decoded": out.numpy()}
-    np.savez(folder / "a" / "taken-1-0.npz", correction=correction.numpy(), partner="b", **row)  # type: ignore[arg-type]
+    np.savez(folder / "a" / "taken-1-0.npz", correction=correction.numpy(), partner="id of b", **row)  # type: ignore[arg-type]
 
 
 def objections(folder: Path) -> str:
