@@ -27,6 +27,7 @@ WAITING_SECONDS = 1.0  # the period while others are awaited; a newcomer's first
 ROUNDS_UNSAID = 4  # rounds after which a record is written again: others compare their own with it (healing.py)
 STILL_SECONDS = 60.0  # in which this process did nothing
 MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner stays a candidate without a record
+KEPT_NAMES = 1000  # of partners, for reports
 
 
 def present_members(node: Node, run: str) -> list[MemberRecord]:
@@ -39,6 +40,7 @@ class Members:
 
     def __init__(self, node: Node, run: str, describe: Callable[[], MemberRecord]) -> None:
         self._node, self._run, self._describe = node, run, describe
+        self._names: dict[str, str] = {}  # by id, for reports: a record may come after a meeting
         self._reader = Reader(node, run)
         self._woken = False
         self._said: MemberRecord | None = None  # as it was written last, without its counters
@@ -92,9 +94,14 @@ class Members:
         self._reader.kept[peer_id] = clock.unix() + max(seconds, MET_LIFETIME)
 
     def name_of(self, peer_id: str) -> str:
-        """The name in its record, or the end of its id."""
+        """The name in its record, or in the last one that was asked for here; else the end of its id."""
         known = self._reader.known.get(peer_id)
-        return known.record.name if known is not None else peer_id[-6:]
+        if known is not None:
+            self._names.pop(peer_id, None)
+            self._names[peer_id] = known.record.name
+            while len(self._names) > KEPT_NAMES:
+                self._names.pop(next(iter(self._names)), None)
+        return self._names.get(peer_id, peer_id[-6:])
 
     def taken_by(self, peer_id: str) -> int:
         """How often it has taken the weights of others, by its record."""
