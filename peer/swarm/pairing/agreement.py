@@ -118,12 +118,12 @@ class Agreement:
         if self._boundary.here:
             self._called_off.add(remote)
         held = self._held.pop(remote, 0.0) + clock.monotonic() - meeting.agreed
+        if held > (self._boundary.progress.phase_seconds or math.inf):
+            self._leave_out(remote)
+            return
         while len(self._held) >= KEPT_CALLED_OFF:
             del self._held[next(iter(self._held))]
         self._held[remote] = held
-        if held > (self._boundary.progress.phase_seconds or math.inf):
-            del self._held[remote]
-            self._leave_out(remote)
 
     def came(self, peer_id: str) -> None:
         """It has come to a meeting."""

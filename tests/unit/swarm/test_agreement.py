@@ -15,6 +15,7 @@ from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.progress import Progress
 from peer.swarm.context import BoundaryClock, SwarmContext
+from peer.swarm.directory.directory import KEPT_NAMES, Members
 from peer.swarm.pairing.agreement import Accept, Agreement, Meeting, PartnerReady, Propose
 from peer.swarm.pairing.proposals import MANY_DECLINE, Proposals
 from peer.swarm.pairing.rendezvous import PairMatching
@@ -301,3 +302,17 @@ def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_h
     proposals.met("x")
     assert wary_after(*many) == 0
     assert wary_after(*many) == 4
+
+
+def test_a_partner_keeps_its_name_while_its_record_is_away() -> None:
+    """After a split its records come later than itself, so it was another partner in reports and tests."""
+    known = {"id-of-b": SimpleNamespace(record=SimpleNamespace(name="bob"))}
+    members: Any = SimpleNamespace(_reader=SimpleNamespace(known=known), _names={})
+    assert Members.name_of(members, "id-of-b") == "bob"
+    known.clear()
+    assert Members.name_of(members, "id-of-b") == "bob"
+    assert Members.name_of(members, "an-id-never-seen") == "an-id-never-seen"[-6:]
+    for number in range(2 * KEPT_NAMES):
+        known[str(number)] = SimpleNamespace(record=SimpleNamespace(name="n"))
+        Members.name_of(members, str(number))
+    assert len(members._names) == KEPT_NAMES

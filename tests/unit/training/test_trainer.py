@@ -195,16 +195,22 @@ def test_what_changes_after_the_write_is_not_in_the_checkpoint(tmp_path: Path) -
     assert saved is not None and saved.state["position"] == [1] and not saved.tensors["model"]["w"].any()
 
 
-def test_nothing_is_written_while_a_slow_disk_still_writes_the_last_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each removed the other's files, and neither was saved."""
-    peer, there = FullDisk(tmp_path / "a"), threading.Event()
+def saving_on_a_slow_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FullDisk, threading.Event]:
+    """A peer at step 5 whose save of step 4 has not ended; the disk goes on with the event."""
+    peer, there = FullDisk(folder / "a"), threading.Event()
     peer.room()
     monkeypatch.setattr("peer.training.checkpoint.sync", lambda path: there.wait(60.0))
     monkeypatch.setattr("peer.training.trainer.DISK_SECONDS", 0.05)
     assert not peer.trainer.save()
     peer.trainer.inner.step = 5
+    return peer, there
+
+
+def test_nothing_is_written_while_a_slow_disk_still_writes_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each removed the other's files, and neither was saved."""
+    peer, there = saving_on_a_slow_disk(tmp_path, monkeypatch)
     peer.trainer.begin_save()
     there.set()
     monkeypatch.setattr("peer.training.trainer.DISK_SECONDS", 60.0)
@@ -218,12 +224,7 @@ def test_a_save_is_of_this_step_and_not_of_an_earlier_one_that_a_slow_disk_had_k
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that hung for 20 minutes at the end: the peer ended with success, without the steps since the last one."""
-    peer, there = FullDisk(tmp_path / "a"), threading.Event()
-    peer.room()
-    monkeypatch.setattr("peer.training.checkpoint.sync", lambda path: there.wait(60.0))
-    monkeypatch.setattr("peer.training.trainer.DISK_SECONDS", 0.05)
-    assert not peer.trainer.save()
-    peer.trainer.inner.step = 5
+    peer, there = saving_on_a_slow_disk(tmp_path, monkeypatch)
 
     def recovers(*them: object) -> None:
         there.set()
