@@ -20,7 +20,7 @@ help: ## this list
 
 install: .venv/.installed ## .venv with noloco-peer and noloco-bootstrap (PYTHON=python3)
 
-test: lint ## what each change passes, 8 to 17 minutes on two cores, as fast as they are: lint, unit, simulated and smoke
+test: lint ## what each change passes, 6 to 17 minutes on two cores, as fast as they are: lint, unit, simulated and smoke
 	$(PYTEST) -m "not long and not image" tests
 
 test-all: test long ## all tests; CI runs both

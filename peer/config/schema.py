@@ -1,7 +1,7 @@
 """The configuration's types: ``run`` is equal in the whole swarm, ``peer`` is local to this machine.
 
-Peers compare the digest of ``run`` when a stream opens (digest.py). All defaults are here; load.py loads
-files and explains mistakes.
+Peers compare the digest of ``run`` when a stream opens (digest.py). The defaults are here and in methods.py,
+data.py and model.py; load.py loads files and explains mistakes.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ Count = Annotated[int, Field(ge=0, le=2**53)]  # what JSON's readers hold exactl
 
 
 class Outcome(StrEnum):
-    """How a round's exchange ended. Only ``MERGED`` brought in another peer's weights."""
+    """How a round's exchange ended. Only ``MERGED`` brought in all of another peer's contribution; an overlapped
+    swap that breaks off keeps the verified parts that had come."""
 
     MERGED = "merged"
     ALONE = "alone"  # nobody to meet

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from dht_bootstrap.findings import AHEAD, BEHIND
+from peer.rounds.types import Reason
 from peer.telemetry.metrics import Metrics
-from peer.telemetry.series import OF_BOOTSTRAP, OF_PEER, PHASES, PREFIX
+from peer.telemetry.series import OF_BOOTSTRAP, OF_PEER, PHASES, PREFIX, WARNINGS
 from tests.unit.project.dashboards import BOARDS, GRAFANA, PROMETHEUS, ROOT, Query, board, board_queries, rules
 from tests.unit.project.promql import Known, Unknown, words_in
 
@@ -218,3 +220,17 @@ def test_columns_in_overrides_and_transformations_are_in_the_result(path: Path, 
     for series in panel["options"].get("series", ()):
         # By the first name: after the partition by peer each column has another display name.
         assert {series[axis]["matcher"]["options"] for axis in "xy"} == {"Value #A", "Value #B"}
+
+
+def test_a_panel_explains_each_warning_and_each_reason() -> None:
+    told = {
+        panel["title"]: panel["description"]
+        for file in BOARDS
+        for panel in board(file)["panels"]
+        if "description" in panel
+    }
+    kinds, reasons = told["Warnings by kind"], told["Refusals by reason"]
+    assert [it for it in WARNINGS if f"{it}:" not in kinds] == []
+    assert [it for it in Reason if not re.search(rf"\b{it}\b", reasons)] == []
+    ahead, behind = f"{AHEAD:g} s ahead", f"{BEHIND:g} s behind"
+    assert ahead in kinds and behind in kinds

@@ -65,6 +65,8 @@ def test_a_command_parses_and_what_it_names_is_there(line: str) -> None:
         args = peer_parser().parse_args(arguments)
         if getattr(args, "config", None) is not None:
             load.load([ROOT / file for file in args.config], args.overrides, environment={})
+        if args.command == "train":
+            assert args.initial_peers, "an invitation names no address: such a peer begins a swarm of its own"
     elif program == "make":
         assert {word for word in arguments if "=" not in word} <= targets()
     elif program in ("python", ".venv/bin/python"):
