@@ -12,6 +12,7 @@ COLORS = {
     "diloco_fp32": "tab:pink",
     "torchft_buckets": "tab:orange",
     "torchft_best": "tab:olive",
+    "torchft_h100": "tab:gray",
     "hivemind": "tab:brown",
 }
 

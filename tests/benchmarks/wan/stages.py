@@ -41,6 +41,7 @@ METHODS = {
         Method("diloco_fp32", (DILOCO,), GROUP_H, ("run.exchange.codec=none",)),
         Method("torchft_buckets", (DEMO,), GROUP_H, (), "torchft", {"fragments": 1}),
         Method("torchft_best", (DEMO,), GROUP_H, (), "torchft", BEST),
+        Method("torchft_h100", (DEMO,), 2 * GROUP_H, (), "torchft", BEST),
         Method("hivemind", (DEMO,), GROUP_H, (), "hivemind", {"matchmaking_time": 5.0, "averaging_timeout": 60.0}),
     )
 }
@@ -79,11 +80,10 @@ class Stage:
         return (*common, *self.sets, *steps, *method.overrides)
 
     def options(self, method: Method) -> dict[str, Any]:
-        return (
-            {**method.options, "fragment_sync_delay": self.delay}
-            if "fragment_update_alpha" in method.options
-            else (method.options)
-        )
+        if "fragment_update_alpha" not in method.options:
+            return method.options
+        times = (method.inner_steps or GROUP_H) // GROUP_H
+        return {**method.options, "fragment_sync_delay": times * self.delay}
 
     def run(self, method: Method) -> RunConfig:
         return settings.load([Path(it) for it in method.config], self.overrides(method)).run
