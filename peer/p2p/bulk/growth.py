@@ -27,7 +27,7 @@ class Growth:
     def look(self, moved: int, seconds: float) -> int:
         """How many there should be. ``moved``: bytes so far; ``seconds`` since the last look."""
         before, self._moved = self._moved, moved
-        if self.settled or not before:  # the first bytes came at some time since the last look
+        if self.settled or not before or moved == before:  # no bytes, or the first ones: since when is not known
             return self.wanted
         last, self._rate = self._rate, (moved - before) / seconds
         self._most = max(self._most, self._rate)

@@ -240,7 +240,7 @@ class _Dialler:
                 growth.look(transfer.received + transfer.sent, now - last)
             wanted, last = min(growth.wanted, transfer.most), now
             missing = {role: max(0, wanted - transfer.count(role)) for role in busy}
-            if not transfer.closed and any(missing.values()):
+            if transfer.takes_more and any(missing.values()):
                 await self.more(missing)
             if self.stream.ended or any(not transfer.count(role) for role in busy if not transfer.side(role).complete):
                 transfer.lose(StreamLost("the partner has closed it") if self.stream.ended else None)

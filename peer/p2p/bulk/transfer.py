@@ -92,7 +92,7 @@ class BulkTransfer:
 
     def take(self, sock: ssl.SSLSocket, role: Role) -> None:
         """Use a connection on which this side has ``role``; it is closed when there were too many, or it is over."""
-        if self.closed or self.opened >= MOST_OPENED or self.count(role) >= self.most:
+        if not self.takes_more or self.count(role) >= self.most:
             sock.close()
             return
         self.opened += 1
@@ -100,6 +100,11 @@ class BulkTransfer:
         with self._counting:
             self._open[connection] = role
         clock.begin_thread("bulk", partial(self._run, connection, role))
+
+    @property
+    def takes_more(self) -> bool:
+        """It goes on, and has had fewer connections than it may ever have."""
+        return not self.closed and self.opened < MOST_OPENED
 
     def count(self, role: Role) -> int:
         """Connections on which this side has ``role``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from itertools import repeat
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 import xxhash
 
 from peer import clock
-from peer.p2p.bulk import growth, offer
+from peer.p2p.bulk import growth, offer, transfer
 from peer.p2p.bulk.growth import FIRST_CONNECTIONS, Growth
 from peer.p2p.bulk.receiving import IncomingParts
-from peer.p2p.bulk.transfer import Role
+from peer.p2p.bulk.transfer import BulkTransfer, Role
 from peer.p2p.payload import send_parts
 from tests.unit.p2p.bulk.harness import STALL, parts, receive, sides
 
@@ -103,6 +104,39 @@ def test_one_slow_look_at_the_end_of_a_transfer_settles_nothing() -> None:
         moved += 1000
         wanted = growing.look(moved, 1.0)
     assert growing.look(moved, 1.0) == wanted and not growing.settled
+
+
+def test_looks_without_a_byte_add_no_connections() -> None:
+    """An overlapped swap's parts cross within a look, and the next ones come with the next inner step."""
+    growing = Growth(trip=0.0)
+    assert [growing.look(1000, 1.0) for _ in range(5)] == [FIRST_CONNECTIONS] * 5 and not growing.settled
+
+
+def test_a_transfer_that_has_had_all_its_connections_dials_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each dial would be a TLS handshake for a connection that is closed at once."""
+    looks, dialled, connect = list[int](), list[Role](), offer.connect
+
+    def look(self: Growth, moved: int, seconds: float) -> None:
+        looks.append(moved)
+        self.wanted = 6
+
+    async def counted(host: str, port: int, bulk: BulkTransfer, role: Role) -> ssl.SSLSocket:
+        dialled.append(role)
+        return await connect(host, port, bulk, role)
+
+    monkeypatch.setattr(growth, "LOOK_PERIOD", 0.01)
+    monkeypatch.setattr(transfer, "MOST_OPENED", 2 * FIRST_CONNECTIONS)
+    monkeypatch.setattr(Growth, "look", look)
+    monkeypatch.setattr(offer, "connect", counted)
+
+    async def talk() -> None:
+        async with sides() as two:
+            await two.agree()
+            while len(looks) < 5:  # noqa: ASYNC110 - a look is no event
+                await asyncio.sleep(0.001)
+            assert len(dialled) == 2 * FIRST_CONNECTIONS
+
+    asyncio.run(asyncio.wait_for(talk(), 100))
 
 
 def test_both_directions_have_as_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
