@@ -61,6 +61,12 @@ class IncomingParts(Handover):
             yield number - first, room, digest
             number += 1
 
+    def forget(self) -> None:
+        """It has ended: the memory of its parts is free, whoever still holds the transfer."""
+        with self.changed:
+            self._free.clear()
+            self._payload = PayloadParts(())
+
     def pull(self, connection: BulkConnection) -> None:
         """In the connection's thread, until all parts have come. Raises ``OSError``, or the error of the transfer."""
         asked: deque[AskedPart] = deque()

@@ -54,6 +54,11 @@ class OutgoingParts(Handover):
         if not self._payloads:
             await self.until(lambda: self.complete)
 
+    def forget(self) -> None:
+        """It has ended: the memory of its parts is free, whoever still holds the transfer."""
+        with self.changed:
+            self._parts.clear()
+
     @property
     def _most(self) -> int:
         """Parts that may be asked for, whatever the receiver says."""

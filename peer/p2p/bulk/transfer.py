@@ -10,7 +10,7 @@ import secrets
 import ssl
 import threading
 from collections.abc import AsyncIterator, Iterable
-from functools import cache, partial
+from functools import partial
 
 from peer import clock
 from peer.logs import get_logger
@@ -60,7 +60,7 @@ class BulkTransfer:
         self.heard = -math.inf  # when something was received last
         self.closed = False
         self.ready = False  # both sides use it
-        self.context = cache(self._context)
+        self._contexts: dict[bool, ssl.SSLContext] = {}  # not functools.cache: it would make a cycle
         self._credentials, self._line = credentials, line
         self._certificate, self._known = b"", asyncio.Event()
         self._counting = threading.Lock()
@@ -85,8 +85,11 @@ class BulkTransfer:
         await self._known.wait()
         return self._certificate
 
-    def _context(self, *, server: bool) -> ssl.SSLContext:
-        return self._credentials.context(self._certificate, server=server)
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """For its connections; made once."""
+        if server not in self._contexts:
+            self._contexts[server] = self._credentials.context(self._certificate, server=server)
+        return self._contexts[server]
 
     # -- connections
 
@@ -157,6 +160,8 @@ class BulkTransfer:
         """End all connections and whatever waits for them. Twice is fine."""
         self.closed = True
         self.lose(StreamLost("this side has closed it"))
+        self.incoming.forget()
+        self.outgoing.forget()
         with self._counting:
             connections = list(self._open)
         for connection in connections:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from itertools import count as numbers
 from itertools import repeat
@@ -10,11 +12,12 @@ from itertools import repeat
 import pytest
 
 from peer import clock
-from peer.p2p.bandwidth import Bandwidth
+from peer.p2p.bandwidth import UNLIMITED, Bandwidth
 from peer.p2p.bulk import offer
 from peer.p2p.bulk.connection import BulkConnection
 from peer.p2p.bulk.payload_parts import PayloadParts, window
-from peer.p2p.bulk.transfer import Role
+from peer.p2p.bulk.secure import Credentials
+from peer.p2p.bulk.transfer import BulkTransfer, Role
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, receive_parts, send_parts
 from peer.p2p.stream import StreamLost
 from tests.unit.p2p.bulk.harness import PART, STALL, Sides, part, parts, receive, sides
@@ -205,3 +208,45 @@ def test_a_receiver_is_never_more_than_a_window_ahead() -> None:
             await send
 
     asyncio.run(asyncio.wait_for(talk(), 100))
+
+
+def test_a_transfer_that_nobody_holds_waits_for_no_garbage_collection() -> None:
+    """A full one is rare."""
+
+    async def talk() -> None:
+        credentials = Credentials()
+        transfer = BulkTransfer(credentials, UNLIMITED)
+        transfer.expect(credentials.certificate)
+        contexts = [transfer.context(server=server) for server in (True, False, True)]
+        assert contexts[0] is contexts[2] is not contexts[1]
+        transfer.close()
+        held = weakref.ref(transfer)
+        del transfer
+        assert held() is None
+
+    gc.disable()
+    try:
+        asyncio.run(talk())
+    finally:
+        gc.enable()
+
+
+def test_a_transfer_that_is_closed_holds_no_parts() -> None:
+    """One that is over is held by its port until the next one, and one that has failed by its error."""
+
+    async def talk() -> None:
+        async with sides() as two:
+            await two.agree()
+            one, other = two.caller.stream.direct, two.called.stream.direct
+            assert one is not None and other is not None
+            send = asyncio.ensure_future(one.send(parts(20), STALL))
+            receiving = other.receive(repeat(memoryview(bytearray(PART)), 20), STALL)
+            await anext(receiving)
+            await send
+            await anext(receiving)
+            assert one.outgoing._parts and other.incoming._free and other.incoming._payload._came
+            for it in (one, other):
+                it.close()
+                assert not it.outgoing._parts and not it.incoming._free and not it.incoming._payload._came
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
