@@ -36,7 +36,7 @@ Found = TypeVar("Found")
 LEAST_BULK = 4 * 2**20  # bytes of a transfer: for less, connections are not worth their round trips
 DIAL_SECONDS = 2.0
 READY_TIMEOUT = 2 * DIAL_SECONDS + 3.0  # seconds for the dialler's message
-GONE_SECONDS = 5.0  # without connections, after which a listener gives up
+GONE_SECONDS = 5.0  # without connections of a role, after which a listener gives up
 UNREACHABLE_SECONDS = 1800.0  # for which a member is not dialled again
 USEFUL_SECONDS = 1800.0  # for which as many connections to a member are made as were useful
 REMEMBERED_MEMBERS = 1024
@@ -248,10 +248,10 @@ class _Dialler:
 
 
 async def _watch(stream: Stream, transfer: BulkTransfer) -> None:
-    """The listener's side: end a transfer of which the other side makes no connections any more."""
+    """The listener's side: end a transfer of which the other side makes no connections of a role any more."""
     while not transfer.closed:
         await asyncio.sleep(1.0)
-        alone = not any(map(transfer.count, Role)) and clock.monotonic() - transfer.idle_since > GONE_SECONDS
-        if stream.ended or alone:
+        alone = any(not transfer.count(role) and not transfer.side(role).complete for role in Role)
+        if stream.ended or (alone and clock.monotonic() - transfer.last_ended > GONE_SECONDS):
             transfer.lose(StreamLost("the partner has closed it") if stream.ended else None)
             return

@@ -67,7 +67,7 @@ class BulkTransfer:
         self._open: dict[BulkConnection, Role] = {}
         self.opened = 0  # connections, with those that are lost
         self._last_loss: Exception = ConnectionResetError("none was made")
-        self.idle_since = clock.monotonic()  # when there were connections last
+        self.last_ended = clock.monotonic()  # when a connection ended last; before, when it began
 
     # -- before its connections
 
@@ -129,7 +129,7 @@ class BulkTransfer:
         finally:
             with self._counting:
                 self._open.pop(connection, None)
-                self.idle_since = clock.monotonic()
+                self.last_ended = clock.monotonic()
             connection.close()
 
     def _count_sent(self, size: int) -> None:

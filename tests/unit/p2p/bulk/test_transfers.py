@@ -15,6 +15,8 @@ from peer import clock
 from peer.p2p.bandwidth import UNLIMITED, Bandwidth
 from peer.p2p.bulk import offer
 from peer.p2p.bulk.connection import BulkConnection
+from peer.p2p.bulk.growth import Growth
+from peer.p2p.bulk.offer import _Dialler
 from peer.p2p.bulk.payload_parts import PayloadParts, window
 from peer.p2p.bulk.secure import Credentials
 from peer.p2p.bulk.transfer import BulkTransfer, Role
@@ -119,6 +121,30 @@ def test_when_all_are_lost_new_ones_are_made_or_both_sides_are_told(monkeypatch:
             receiving = receive(two.caller.stream, 1000)
             ended = await asyncio.gather(sending, receiving, kill_all(two, for_good=True), return_exceptions=True)
             assert [type(it) for it in ended[:2]] == [StreamLost, StreamLost]
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
+
+
+def test_a_listener_gives_up_when_one_direction_has_no_connections_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dialler is frozen, or does not know that they are lost; those of the other direction are still there."""
+
+    async def frozen(self: _Dialler, growth: Growth) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(_Dialler, "keep", frozen)
+    monkeypatch.setattr(offer, "GONE_SECONDS", 0.5)
+
+    async def talk() -> None:
+        async with sides() as two:
+            await two.agree()
+            transfer = two.called.stream.direct
+            assert transfer is not None
+            for connection, role in list(transfer._open.items()):
+                if role is Role.PULL:
+                    connection.shut()
+            with pytest.raises(StreamLost):
+                await receive(two.called.stream, 1)
+            assert transfer.count(Role.SERVE)
 
     asyncio.run(asyncio.wait_for(talk(), 60))
 
