@@ -45,8 +45,11 @@ class PairExchange(PairProtocol):
 
         def encode(start: int, stop: int) -> bytes:
             part, change = room[: stop - start], room_of_change[: stop - start]
-            own.read_both(start, part, change)
-            return self._codec.encode_changed(start, part, change)
+            if self._codec.learns:
+                own.read_both(start, part, change)
+                return self._codec.encode_changed(start, part, change)
+            own.read(start, part)
+            return self._codec.encode(start, part)
 
         for start, stop in parts(own.numel):
             yield await clock.in_thread(encode, start, stop)
