@@ -1,7 +1,7 @@
 """The blocking swap: the training thread waits for it, and nothing is used before all of it is verified.
 
-Each side sends its parts and receives the partner's at the same time, into one buffer. A thread encodes a part, or
-decodes, judges and averages it, while others are in transit.
+Each side sends its parts and receives the partner's at the same time, into one buffer. A thread encodes a few parts, or
+decodes, judges and averages them, while others are in transit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
-from itertools import cycle
+from itertools import cycle, starmap
 
 import xxhash
 
@@ -20,6 +20,8 @@ from peer.exchange.pair.protocol import PairProtocol, Transfer
 from peer.p2p.payload import receive_parts
 from peer.rounds.contribution import PART, Averaged, Contribution, host_vector, parts, scratch
 from peer.rounds.types import Group, Outcome
+
+TOGETHER = 4  # parts that a thread encodes or decodes in one call: to change threads takes a third as long as a part
 
 
 class PairExchange(PairProtocol):
@@ -51,8 +53,10 @@ class PairExchange(PairProtocol):
             own.read(start, part)
             return self._codec.encode(start, part)
 
-        for start, stop in parts(own.numel):
-            yield await clock.in_thread(encode, start, stop)
+        borders = parts(own.numel)
+        for first in range(0, len(borders), TOGETHER):
+            for data in await clock.in_thread(list, starmap(encode, borders[first : first + TOGETHER])):
+                yield data
 
     async def _receive(self, own: Contribution, transfer: Transfer) -> bytes:
         """The buffer ← the mean of ``own`` and what the partner sends. Returns the digest of all parts' digests."""
@@ -66,15 +70,19 @@ class PairExchange(PairProtocol):
             blend(part, mean, transfer.judgement.add(start, part, change, mean, unresolved))
 
         longest = size(transfer.codec, min(PART, own.numel))
-        two = cycle([memoryview(bytearray(longest)) for _ in range(2)])  # one is decoded while the other is filled
-        rooms = (next(two)[: size(transfer.codec, stop - start)] for start, stop in borders)
-        decoding: asyncio.Future[None] | None = None
+        free = cycle([memoryview(bytearray(longest)) for _ in range(2 * TOGETHER)])  # half are decoded, half are filled
+        rooms = (next(free)[: size(transfer.codec, stop - start)] for start, stop in borders)
+        came: list[tuple[int, int, memoryview]] = []
+        decoding: asyncio.Future[list[None]] | None = None
         try:
             async for number, data, digest in receive_parts(transfer.stream, rooms, transfer.stall):
-                if decoding is not None:
-                    await decoding
                 fingerprint.update(digest)
-                decoding = asyncio.ensure_future(clock.in_thread(decode, *borders[number], data))
+                came.append((*borders[number], data))
+                if len(came) == TOGETHER or number == len(borders) - 1:
+                    if decoding is not None:
+                        await decoding
+                    decoding = asyncio.ensure_future(clock.in_thread(list, starmap(decode, came)))
+                    came = []
         finally:
             if decoding is not None:
                 await decoding  # also after a failure: nothing may write to the buffer after this
