@@ -1,4 +1,4 @@
-"""Multiaddrs as text: their owner, host and port, and whether they go through a relay. Subkeys of DHT records.
+"""Multiaddrs as text: their owner, host and port, and whether they go through a relay; and a port of this machine.
 
     /ip4/203.0.113.7/tcp/31337/p2p/QmOwner                              direct
     /ip4/203.0.113.7/tcp/31337/p2p/QmRelay/p2p-circuit/p2p/QmOwner      through a relay
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 CIRCUIT = "/p2p-circuit"
 LONGEST = 128  # characters of an address in a record
 MOST_ADDRESSES = 8  # in a record
+_BACKLOG = 256
 _OWNER = re.compile(r"/p2p/([1-9A-HJ-NP-Za-km-z]+)$")
 _PRIVATE_NETWORKS = tuple(
     map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"))
@@ -69,6 +71,19 @@ def tcp_of(address: str) -> tuple[str, int] | None:
 def tcp_place(host: str, port: int) -> str:
     """The multiaddr of a host (IP address) and a port."""
     return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there alone; raises ``OSError``. Two p2p daemons would share the port (SO_REUSEPORT)."""
+    taken = socket.socket()
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier owner may linger
+        taken.bind((host, port))
+        taken.listen(_BACKLOG)
+    except OSError:
+        taken.close()
+        raise
+    return taken
 
 
 def is_loopback(address: str) -> bool:

@@ -7,6 +7,7 @@ ends it before the peer has left the swarm. p2pd ends by itself when this proces
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -18,14 +19,20 @@ from importlib.resources import files
 from pathlib import Path
 from queue import Empty, Queue
 
+from peer import clock
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
+from peer.p2p.addresses import listening, tcp_of
 from peer.p2p.identity import load_or_create
 
 log = get_logger("daemon")
 _FOLDER_PREFIX = "noloco-"
 # What p2pd reads of the environment, and no more: tokens of this user are not its business
 DAEMON_VARIABLES = ("PATH", "HOME", "TMPDIR", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK")
+
+
+LINGERING = 10.0  # seconds: a p2pd ends after the peer that was killed, as a rule two seconds
+LOOK_SECONDS = 0.2
 
 
 class Daemon:
@@ -46,6 +53,8 @@ class Daemon:
         ``identity``: the file of its key; without one it has a new key. ``relayed``: others cannot dial this node.
         It tries to replace each relayed connection by a direct one then (hole punching).
         """
+        for address in addresses:
+            _require_free(address)
         _remove_leftovers()
         self.sockets = Path(tempfile.mkdtemp(prefix=folder_prefix()))
         self.control = f"/unix{self.sockets}/p2pd.sock"
@@ -146,14 +155,32 @@ class Daemon:
         said = " ".join(self._output)
         self.stop()
         if "address already in use" in said:
-            raise UserError(
-                f"port occupied: cannot listen on {addresses[0]}; choose another port, or 0 for any free one"
-            )
+            raise _occupied(addresses[0])
         if "cannot assign requested address" in said:
             raise UserError(
                 f"no such address on this machine: {addresses[0]}; set the host to 0.0.0.0 or a local address"
             )
         raise RunError(f"the p2p daemon did not start: {said[-300:] or 'no output'}")
+
+
+def _require_free(address: str) -> None:
+    """p2pd shares its port with another one of the same user, and the kernel spreads the callers over both."""
+    place = tcp_of(address)
+    if place is None:  # any free port
+        return
+    for pause in clock.slices(LINGERING, LOOK_SECONDS):
+        try:
+            listening(*place).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                clock.sleep(pause)
+                continue
+        return  # p2pd itself says what else is wrong with the address
+    raise _occupied(address)
+
+
+def _occupied(address: str) -> UserError:
+    return UserError(f"port occupied: cannot listen on {address}; choose another port, or 0 for any free one")
 
 
 def folder_prefix() -> str:

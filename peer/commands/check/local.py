@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import errno
 import resource
-import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
+from peer.p2p.addresses import listening
 from peer.training.run_folder import is_used
 
 OPEN_FILES = 1024  # the p2p daemon holds up to 512 connections, and the peer two sockets for each stream
@@ -30,7 +30,7 @@ def port(config: Subject) -> Iterator[Finding]:
     """Can the peer listen on its TCP port?"""
     host, wanted = config.peer.network.host, config.peer.network.port
     try:
-        _take(host, wanted)
+        listening(host, wanted).close()
     except PermissionError:
         yield fail("port", f"only root may listen on TCP {wanted}", "set peer.network.port to one above 1023")
     except OSError as error:
@@ -49,17 +49,10 @@ def port(config: Subject) -> Iterator[Finding]:
 def port_is_free(host: str, wanted: int) -> bool:
     """Can a peer listen there now?"""
     try:
-        _take(host, wanted)
+        listening(host, wanted).close()
     except OSError:
         return False
     return True
-
-
-def _take(host: str, wanted: int) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as it:
-        it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the p2p daemon does: a closed one may linger
-        it.bind((host, wanted))
-        it.listen()
 
 
 def _other_port(wanted: int) -> str:

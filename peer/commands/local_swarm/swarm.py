@@ -28,6 +28,14 @@ POLL_SECONDS = 0.25
 START_SECONDS = 60.0
 RESTARTS = 3  # of a member that crashes; it continues from its last checkpoint
 LOCAL_HOST = "127.0.0.1"
+# What only one peer of a machine can have, and what no member of this swarm needs
+SEVERAL_ON_ONE_MACHINE = (
+    "peer.network.port=0",
+    "peer.metrics.port=0",
+    "run.admission=open",
+    "run.owner=null",
+    "peer.invitation=null",
+)
 
 
 class LocalSwarm:
@@ -93,8 +101,9 @@ class LocalSwarm:
             raise RunError(f"cannot read {addresses_file}: {error.strerror}; see {bootstrap.console}") from None
         threads = max(1, (os.cpu_count() or 1) // len(self._names))
         common = [f"peer.network.host={LOCAL_HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
-        common += [*self._overrides, "peer.metrics.port=0"]
-        common += ["run.admission=open", "run.owner=null", "peer.invitation=null"]  # every member is on this machine
+        common += [*self._overrides, *SEVERAL_ON_ONE_MACHINE]
+        if self._config.peer.network.bulk_port != "off":
+            common.append("peer.network.bulk_port=auto")
         sets = [argument for override in common for argument in ("--set", override)]
         self._page, self._address = f"http://{monitor}/", addresses[0]
         bootstrap.arguments += ["--port", addresses[0].partition("/tcp/")[2].partition("/")[0]]

@@ -19,6 +19,7 @@ from functools import partial
 
 from peer.errors import UserError
 from peer.logs import get_logger
+from peer.p2p.addresses import listening
 from peer.p2p.budgets import HALF_OPEN
 from peer.p2p.bulk.secure import handshake, read, ready, tune
 from peer.p2p.bulk.transfer import ACCEPTED, ID_BYTES, TOKEN_BYTES, BulkTransfer, Role
@@ -27,7 +28,6 @@ log = get_logger("bulk")
 
 ADMIT_SECONDS = 2.0  # from the first packet to the token
 ACCEPT_PAUSE = 0.1  # seconds after a failure of this machine: too many open files
-BACKLOG = 256
 Find = Callable[[bytes], BulkTransfer | None]  # the transfer with an id
 
 
@@ -41,13 +41,9 @@ class BulkListener:
 
     def listen(self, host: str, port: int) -> int:
         """Take the port; 0 for any free one. Returns it. Raises :class:`UserError`."""
-        server = socket.socket()
         try:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind((host, port))
-            server.listen(BACKLOG)
+            server = listening(host, port)
         except OSError as error:
-            server.close()
             raise UserError(
                 f"port occupied: peer.network.bulk_port {host}:{port}: {error.strerror}; choose another one, or off"
             ) from None

@@ -112,6 +112,13 @@ def test_occupied_ports(swarm: Swarm) -> None:
         )
 
 
+def test_the_port_of_another_peer_of_this_machine(swarm: Swarm) -> None:
+    """Both listened on it, and who called one of them often had the other one."""
+    _, address = swarm.bootstrap()
+    port = address.partition("/tcp/")[2].partition("/")[0]
+    refused(swarm.peer("peer", f"peer.network.port={port}"), "port occupied", port)
+
+
 def test_an_invalid_identity_file(swarm: Swarm) -> None:
     key = swarm.folder / "garbage.key"
     key.write_text("garbage")

@@ -22,7 +22,7 @@ from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.model import AutoModel
-from peer.config.schema import Config, EvaluationConfig, LlamaModel, PeerConfig, RunConfig, StdlibData
+from peer.config.schema import Config, EvaluationConfig, LlamaModel, NetworkConfig, PeerConfig, RunConfig, StdlibData
 from peer.data.open import corpus_of, validation
 from peer.errors import RunError, UserError
 from peer.process import Stop, stop_signals
@@ -322,6 +322,30 @@ def test_a_bootstrap_node_without_a_file_of_its_addresses_is_a_line(
     monkeypatch.setattr(swarm, "Child", Mock(return_value=Mock(arguments=[])))
     with pytest.raises(RunError, match=r"^cannot read .*/bootstrap/addresses: No such file or directory; see "):
         swarm_of_one(tmp_path).run()
+
+
+@pytest.mark.parametrize(("port", "given"), [(31338, "auto"), ("off", "off")])
+def test_no_member_has_what_only_one_peer_of_a_machine_can_have(
+    port: int | str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them listened on the one port of the file, and the kernel spread the calls over them."""
+
+    def start(name: str, module: str, arguments: list[str], *others: Any) -> Any:
+        (tmp_path / "bootstrap" / "addresses").write_text("/ip4/127.0.0.1/tcp/1/p2p/Qm")
+        sets = [word.partition("=") for word in arguments if "=" in word]
+        values[name] = {key: value for key, _, value in sets}
+        return Mock(arguments=[])
+
+    values: dict[str, dict[str, str]] = {}
+    monkeypatch.setattr(swarm, "monitor_of", Mock(return_value="127.0.0.1:1"))
+    monkeypatch.setattr(swarm, "Child", start)
+    peer = PeerConfig(network=NetworkConfig(port=31337, bulk_port=port))
+    update = {"run": CONFIG.run.model_copy(update={"dir": tmp_path}), "peer": peer}
+    overrides = ["peer.network.port=31337", f"peer.network.bulk_port={port}"]
+    swarm.LocalSwarm(CONFIG.model_copy(update=update), [], overrides, peers=2, resume=False)._start()
+    for name in ("peer-0", "peer-1"):
+        assert {values[name][key] for key in ("peer.network.port", "peer.metrics.port")} == {"0"}
+        assert values[name]["peer.network.bulk_port"] == given
 
 
 def test_ctrl_c_between_two_peers_starts_no_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.p2p.daemon import Daemon
+from peer.errors import UserError
+from peer.p2p.daemon import LINGERING, Daemon
 from peer.p2p.greeting import guest_node, guest_settings
+from tests.unit.p2p.reachability.test_dialback import listening_port
 
 
 @pytest.fixture
@@ -28,6 +30,29 @@ def test_it_knows_nothing_of_the_peer_s_environment_but_what_it_needs(daemon: Da
     given = psutil.Process(daemon.pid).environ()
     assert given.keys() <= {"PATH", "HOME", "TMPDIR", "GOMEMLIMIT", "GOLOG_LOG_LEVEL"}
     assert given["PATH"] == os.environ["PATH"] and given["GOMEMLIMIT"] == "1GiB"
+
+
+def test_a_port_that_another_daemon_holds_is_not_shared(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both listened there, and the kernel spread the calls over them."""
+    looks: list[float] = []
+    monkeypatch.setattr("peer.p2p.daemon.clock.sleep", looks.append)
+    monkeypatch.setattr("peer.p2p.daemon.clock.monotonic", lambda: sum(looks))
+    address = f"/ip4/127.0.0.1/tcp/{listening_port(daemon.pid)}"
+    with pytest.raises(UserError, match=f"^port occupied: cannot listen on {address}; choose another port"):
+        Daemon(identity=None, addresses=[address])
+    assert sum(looks) == pytest.approx(LINGERING)
+
+
+def test_a_daemon_that_ends_after_its_killed_peer_keeps_the_port_from_nobody(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.p2p.daemon.clock.sleep", lambda _: daemon.stop(timeout=30))
+    address = f"/ip4/127.0.0.1/tcp/{listening_port(daemon.pid)}"
+    again = Daemon(identity=None, addresses=[address])
+    try:
+        assert again.pid != daemon.pid and listening_port(again.pid) == int(address.rpartition("/")[2])
+    finally:
+        again.stop()
 
 
 def test_the_key_of_a_guest_that_was_killed_is_removed_by_the_next_daemon() -> None:
