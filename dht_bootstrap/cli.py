@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         logs.setup("bootstrap")
         args.run(args)
-    except (UserError, RunError) as error:
+    except (UserError, RunError, PermissionError) as error:
         sys.exit(print_error(error))
     except KeyboardInterrupt:
         pass

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         logs.setup(args.command)
         code = args.run(args)
-    except (UserError, RunError) as error:
+    except (UserError, RunError, PermissionError) as error:
         code = print_error(error)
     except KeyboardInterrupt:
         code = 0

@@ -17,6 +17,7 @@ from zlib import crc32
 import numpy as np
 
 from peer.config.data import BYTES, TokenizerConfig
+from peer.config.fields import expanded
 from peer.data.sources.documents import Split
 from peer.data.sources.opening import by_ending
 from peer.data.sources.parquet import FINGERPRINT, MADE_OF, TOKENIZER
@@ -61,7 +62,7 @@ def _settings(wish: str, end: str | None) -> TokenizerConfig:
         if end is not None:
             raise UserError("--end: the tokenizer bytes has an end of its own")
         return TokenizerConfig()
-    path = Path(wish).expanduser()
+    path = expanded(wish)
     if not path.exists():
         return TokenizerConfig(name=wish, vocabulary=ANY_VOCABULARY, end=end)
     path = path.resolve()

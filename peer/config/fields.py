@@ -26,6 +26,14 @@ def _path(value: Any) -> Any:
         raise ValueError(f"there is no home directory for {value}") from None
 
 
+def expanded(text: str) -> Path:
+    """With the user's home for a ``~``. One of no user stays as it is, and is a path where nothing is."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
 PathText = Annotated[Path, BeforeValidator(_path)]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import xxhash
 
+from peer.config.fields import expanded
 from peer.config.model import AutoModel
 from peer.config.schema import Config
 from peer.data.library_errors import library_errors
@@ -53,7 +54,7 @@ def locate(settings: AutoModel) -> Path:
 
     Raises :class:`UserError`, or :class:`peer.errors.RunError` if the hub does not answer.
     """
-    folder = Path(settings.source).expanduser()
+    folder = expanded(settings.source)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise UserError(f"run.model.source: {folder} has no config.json; name the folder of a Hugging Face model")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,3 +46,52 @@ def test_the_bootstrap_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         cli.main(["revoke", "peer-1", "--owner", f"{tmp_path}/of\nnobody.pem"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.fixture
+def barred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that this user may not enter; root may enter each."""
+    folder, stat = tmp_path / "barred", Path.stat
+
+    def of_another_user(path: Path, **options: bool) -> os.stat_result:
+        if folder in path.parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    folder.mkdir()
+    monkeypatch.setattr(Path, "stat", of_another_user)
+    return folder
+
+
+COMMANDS = [
+    (peer_cli.main, ["export", "{}/peer-1", "{}/out"]),
+    (peer_cli.main, ["tokenize", "pyproject.toml", "{}/out", "--tokenizer", "{}/tokenizer.json"]),
+    (
+        peer_cli.main,
+        ["check", "--config", "configs/demo.yaml", "--set", "run.model={{name: auto, source: {}/it}}"],
+    ),
+    (peer_cli.main, ["status", "/ip4/127.0.0.1/tcp/1/p2p/QmA", "--invitation", "{}/invitation"]),
+    (cli.main, ["revoke", "peer-1", "--owner", "{}/owner.key"]),
+]
+
+
+@pytest.mark.parametrize(("main", "words"), COMMANDS, ids=[it[1][0] for it in COMMANDS])
+def test_a_folder_that_this_user_may_not_enter_is_a_line(
+    main: Callable[[list[str]], None], words: list[str], barred: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before Python 3.14 ``Path.exists`` raises for it, and the commands ended in a traceback."""
+    with pytest.raises(SystemExit) as ended:
+        main([word.format(barred) for word in words])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1
+    assert said.startswith("error: ") and f"{barred}/" in said and "Permission denied" in said
+
+
+@pytest.mark.parametrize("main", [peer_cli.main, cli.main])
+def test_what_is_denied_and_is_no_file_is_no_mistake_of_a_user(
+    main: Callable[[list[str]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = peer_cli if main is peer_cli.main else cli
+    monkeypatch.setattr(module.logs, "setup", Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted")))
+    with pytest.raises(PermissionError):
+        main(["revoke", "peer-1", "--owner", "of"] if main is cli.main else ["show-config", "--config", "nowhere.yaml"])

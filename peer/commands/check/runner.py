@@ -15,7 +15,7 @@ from functools import partial
 from peer.commands.check.finding import Finding, Subject, fail
 from peer.commands.check.local import identity, limits, port
 from peer.config.schema import Config
-from peer.errors import RunError, UserError, one_line
+from peer.errors import RunError, UserError, of_file, one_line
 
 Topics = Iterator[tuple[str, Callable[[], Iterator[Finding]]]]
 
@@ -58,5 +58,7 @@ def findings(config: Subject, ranks: int = 1, *, speed: bool = False) -> Iterato
     for name, topic in topics(config, ranks, speed):
         try:
             yield from topic()
-        except (UserError, RunError, TimeoutError) as error:
+        except (UserError, RunError, OSError) as error:
+            if isinstance(error, OSError) and error.filename is not None:
+                error = of_file(error)
             yield fail(name, one_line(error) if str(error) else "no answer in time", "correct this first")

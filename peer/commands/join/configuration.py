@@ -18,7 +18,7 @@ from peer.commands.join.micro_batch import fitting
 from peer.commands.join.words import downloads, outlined
 from peer.config import load
 from peer.config.digest import canonical, difference
-from peer.config.fields import Section
+from peer.config.fields import Section, expanded
 from peer.config.received import ReceivedRun, received, require_hub_tokenizer
 from peer.config.schema import Config, PeerConfig, RunConfig
 from peer.errors import RunError, UserError
@@ -68,7 +68,7 @@ def joining(options: JoinOptions, say: Callable[[str], None]) -> Config:
     addresses = own.peer.initial_peers
     if not addresses:
         raise UserError("join: give an ADDRESS that noloco-bootstrap or a peer printed (or NOLOCO_INITIAL_PEERS)")
-    run_dir = Path(str(own.run.get("dir", RunConfig.model_fields["dir"].default))).expanduser()
+    run_dir = expanded(str(own.run.get("dir", RunConfig.model_fields["dir"].default)))
     offer = offered(own.peer, options.run, options.digest) or kept(run_dir, addresses, options.run, options.digest)
     if offer is None:
         what = f"trains {options.run}" if options.run else "trains"

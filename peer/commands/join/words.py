@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from peer.config.data import BYTES, HuggingFaceData
+from peer.config.fields import expanded
 from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import Config, RunConfig
 from peer.hub.size import data_size, download_size
@@ -41,7 +41,7 @@ def downloads(config: Config) -> Iterator[str]:
     The model's size is said when its files are located (model_source.py).
     """
     model, data = config.run.model, config.run.data
-    if isinstance(model, AutoModel) and not Path(model.source).expanduser().is_dir():
+    if isinstance(model, AutoModel) and not expanded(model.source).is_dir():
         what = "weights and configuration" if model.pretrained else "configuration"
         yield f"download: {what} of the model {model.source}"
     tokenizer = data.tokenizer

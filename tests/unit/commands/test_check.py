@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -10,13 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.commands import cli
 from peer.commands.check import local, network, training
-from peer.commands.check.finding import Finding, warn
+from peer.commands.check.finding import Finding, ok, warn
 from peer.commands.check.members import spoken, unlike_protocols
 from peer.commands.check.reach import reachability
 from peer.config.load import load
@@ -208,14 +210,23 @@ def test_the_right_to_push_is_checked(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     assert levels(found) == ["warn"] and "set HF_TOKEN" in found[0].text
 
 
-def test_a_topic_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError(), "no answer in time"),
+        (PermissionError(errno.EACCES, "Permission denied", "/runs/a"), "/runs/a: Permission denied; "),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+    ],
+)
+def test_a_topic_that_breaks_is_a_finding_and_the_next_one_follows(
+    error: OSError, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from peer.commands.check import runner
 
-    def broken() -> Any:
-        raise TimeoutError
-
-    monkeypatch.setattr(runner, "topics", lambda *_: (("broken", broken),))
-    assert levels(runner.findings(config())) == ["fail"]
+    topics = (("broken", Mock(side_effect=error)), ("next", lambda: iter([ok("next", "fine")])))
+    monkeypatch.setattr(runner, "topics", lambda *_: topics)
+    broken, fine = runner.findings(config())
+    assert (broken.level, fine.level) == ("fail", "ok") and said in broken.text
 
 
 def test_nothing_big_is_loaded_before_it_is_needed() -> None:

@@ -15,6 +15,7 @@ from peer.commands.join.configuration import JoinOptions, joining
 from peer.commands.join.micro_batch import fitting
 from peer.config.digest import canonical, digest_of
 from peer.config.load import load
+from peer.config.model import AutoModel
 from peer.config.schema import Config, MemberConfig, RunConfig
 from peer.errors import RunError, UserError
 from peer.replica import memory
@@ -163,6 +164,15 @@ def test_a_model_of_files_is_asked_for_and_code_of_it_runs_by_a_local_decision_o
     assert any("download" in line and "c/d" in line for line in join.said)
     found = join(run, "run.model.source=c/d", "run.model.trust_remote_code=true").run.model
     assert found.trust_remote_code is True
+
+
+def test_the_home_of_nobody_is_a_line(join: Joining) -> None:
+    run = config("run.name=ours").run
+    with pytest.raises(UserError, match=r"^configuration: run\.dir: there is no home directory for ~nobody-here/runs"):
+        join(run, "run.dir=~nobody-here/runs")
+    of_files = run.model_copy(update={"model": AutoModel(name="auto", source="a/b", digest="0123456789abcdef" * 2)})
+    with pytest.raises(UserError, match=r"^run\.model\.source: there is no folder ~nobody-here/model"):
+        join(of_files, "run.model.source=~nobody-here/model")
 
 
 def test_a_place_as_a_tokenizer_is_asked_for(join: Joining) -> None:

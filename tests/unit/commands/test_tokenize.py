@@ -189,6 +189,7 @@ def test_of_parquet_the_named_column_is_tokenised(tmp_path: Path) -> None:
         (["a.jsonl", "a.jsonl"], "OUT: cannot make the folder"),
         (["a.jsonl", "OUT", "--column", "body"], "row 1: has no 'body'"),
         (["empty.txt", "OUT"], "is empty"),
+        (["a.jsonl", "OUT", "--tokenizer", "~nobody-here/t"], "cannot load ~nobody-here/t"),
         (["a.jsonl", "OUT", "--end", "x"], "--end: the tokenizer bytes has an end of its own"),
     ],
 )
