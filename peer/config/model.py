@@ -25,6 +25,8 @@ class LlamaModel(Section):
     def _divides(self) -> LlamaModel:
         if self.hidden_size % self.heads:
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of heads {self.heads}")
+        if self.hidden_size // self.heads % 2:  # positions turn pairs of a head's elements (rotary embedding)
+            raise ValueError(f"hidden_size {self.hidden_size} over heads {self.heads} is odd; it must be even")
         if self.kv_heads and self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         return self

@@ -78,6 +78,7 @@ def test_every_config_of_the_repository_loads(file: Path) -> None:
         ("run: {outer: {name: noloco, alpha: 0.5, gamma: 1.5}}", "0 < gamma < 2(1 - alpha^2) = 1.5"),
         ("run: {outer: {name: noloco, alpha: 0.9, gamma: 0.4}}", "2(1 - alpha^2) = 0.38"),
         ("run: {model: {hidden_size: 10, heads: 3}}", "not a multiple of heads"),
+        ("run: {model: {hidden_size: 100, heads: 4}}", "run.model: hidden_size 100 over heads 4 is odd"),
         ("run: {batch_size: 8}\npeer: {micro_batch: 3}", "not a multiple of peer.micro_batch"),
         ("run: {steps: 1}\nrun: {steps: 2}", "the key 'run' is given twice"),
         ("run: [1, 2]", "run"),
