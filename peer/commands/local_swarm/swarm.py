@@ -30,6 +30,8 @@ RESTARTS = 3  # of a member that crashes; it continues from its last checkpoint
 LOCAL_HOST = "127.0.0.1"
 # What only one peer of a machine can have, and what no member of this swarm needs
 SEVERAL_ON_ONE_MACHINE = (
+    "peer.identity=null",
+    "peer.stream=null",
     "peer.network.port=0",
     "peer.metrics.port=0",
     "run.admission=open",

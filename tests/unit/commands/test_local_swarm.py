@@ -328,7 +328,10 @@ def test_a_bootstrap_node_without_a_file_of_its_addresses_is_a_line(
 def test_no_member_has_what_only_one_peer_of_a_machine_can_have(
     port: int | str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them listened on the one port of the file, and the kernel spread the calls over them."""
+    """All of them listened on the one port of the file, and the kernel spread the calls over them.
+
+    With the one identity of the file or of ``NOLOCO_IDENTITY`` all of them trained alone.
+    """
 
     def start(name: str, module: str, arguments: list[str], *others: Any) -> Any:
         (tmp_path / "bootstrap" / "addresses").write_text("/ip4/127.0.0.1/tcp/1/p2p/Qm")
@@ -341,10 +344,11 @@ def test_no_member_has_what_only_one_peer_of_a_machine_can_have(
     monkeypatch.setattr(swarm, "Child", start)
     peer = PeerConfig(network=NetworkConfig(port=31337, bulk_port=port))
     update = {"run": CONFIG.run.model_copy(update={"dir": tmp_path}), "peer": peer}
-    overrides = ["peer.network.port=31337", f"peer.network.bulk_port={port}"]
+    overrides = ["peer.identity=one.key", "peer.stream=1", "peer.network.port=31337", f"peer.network.bulk_port={port}"]
     swarm.LocalSwarm(CONFIG.model_copy(update=update), [], overrides, peers=2, resume=False)._start()
     for name in ("peer-0", "peer-1"):
         assert {values[name][key] for key in ("peer.network.port", "peer.metrics.port")} == {"0"}
+        assert {values[name][key] for key in ("peer.identity", "peer.stream")} == {"null"}
         assert values[name]["peer.network.bulk_port"] == given
 
 
