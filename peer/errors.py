@@ -1,9 +1,12 @@
 """The two errors that end a command. Each prints one line and no traceback."""
 
+import errno
 import sys
 from contextlib import suppress
 
 from peer.logs import printable
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UserError(Exception):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import signal
 import sys
 from functools import partial
@@ -25,11 +24,12 @@ from typing import Any
 
 from peer import __version__, logs
 from peer.commands.arguments import bitrate, positive, repository
+from peer.commands.output import flushed, is_cut
 from peer.commands.simulate import command as simulation
 from peer.config import load
 from peer.config.digest import digest
 from peer.config.schema import Config
-from peer.errors import RunError, UserError, print_error
+from peer.errors import DISK_FULL, RunError, UserError, print_error
 from peer.process import Signals, Stop, begin_command, stop_with_parent
 from peer.replica.sharded import launch
 
@@ -47,22 +47,14 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = 0
     except BrokenPipeError:
-        if not _is_cut(sys.stdout.fileno()):
+        if not is_cut():
             raise
         code = 1
-    for output in (sys.stdout, sys.stderr):
-        try:
-            output.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())  # for what Python writes there at its end
-    sys.exit(code)
-
-
-def _is_cut(descriptor: int) -> bool:
-    """Is it a pipe that nobody reads any more?"""
-    pipe = select.poll()
-    pipe.register(descriptor, 0)  # for errors only
-    return bool(pipe.poll(0))
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        code = print_error(RunError(f"cannot write {error.filename or 'the output'}: {error.strerror}"))
+    sys.exit(flushed(code))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,7 +9,6 @@ A checkpoint is written to a temporary folder, synced to disk and renamed, so a 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -27,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from peer.config.files import sync
-from peer.errors import RunError, UserError
+from peer.errors import DISK_FULL, RunError, UserError
 from peer.logs import get_logger
 
 log = get_logger("checkpoint")
@@ -38,7 +37,6 @@ WEIGHTS_PART = "model"  # the part with θ
 UNTRAINED_PART = "untrained"  # the model's frozen parameters and persistent buffers; missing where it has none
 LATEST = "latest"
 TEMPORARY = ".tmp-"
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BEFORE = "-before"  # suffix of a checkpoint that a new one of the same step replaces
 # With another value of a key that the digest has, such as the learning rate, no checkpoint is resumed (but run.steps).
 NEW_RUN_ADVICE = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import socket
@@ -98,6 +99,14 @@ def set_aside(folder: Path, names: Sequence[str]) -> Path | None:
     except OSError as error:
         raise RunError(f"cannot move the earlier run to {aside}: {error.strerror}") from None
     return aside
+
+
+def write_figures(path: Path, figures: object) -> None:
+    """As JSON. Raises :class:`RunError` when they cannot be written."""
+    try:
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write the figures to {path}: {error.strerror}") from None
 
 
 def _names() -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import sys
@@ -18,11 +17,12 @@ from peer.commands.local_swarm.processes import monitor_of, stop_all
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
+from peer.commands.output import tell
 from peer.config.schema import Config
 from peer.device.accelerator import one_each
 from peer.errors import RunError, UserError
 from peer.process import Child, Stop, stop_signals
-from peer.training.run_folder import require_folder, set_aside
+from peer.training.run_folder import require_folder, set_aside, write_figures
 
 POLL_SECONDS = 0.25
 START_SECONDS = 60.0
@@ -80,7 +80,7 @@ class LocalSwarm:
         if len(failed) == len(peers) and all(child.exit_code() == 2 for child in failed):
             raise UserError(failed[0].last_line().removeprefix("error: "))
         for child in failed:
-            print(f"{child.name} failed: {child.last_line()} (see {child.console})")
+            tell(f"{child.name} failed: {child.last_line()} (see {child.console})", flush=False)
         self._save(summarize(self._config, tails, earlier + time.monotonic() - began))
         return 1 if failed else 0
 
@@ -146,7 +146,7 @@ class LocalSwarm:
             self._interrupt(signal.SIGHUP, None)  # the terminal is closed; its signal may come some ms later
         good = {0}
         if self._stop.requested:
-            print("asked to stop: every peer finishes its step and saves; once more to stop now")
+            tell("asked to stop: every peer finishes its step and saves; once more to stop now", flush=False)
             stop_all(peers)
             good.add(-signal.SIGINT)  # of a member that was still starting
         return [child for child in peers if child.exit_code() not in good]
@@ -169,9 +169,7 @@ class LocalSwarm:
     def _save(self, summary: dict[str, Any]) -> None:
         path = self._folder / "summary.json"
         try:  # before the words: their reader may have gone
-            path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"cannot write the figures to {path}: {error.strerror}") from None
+            write_figures(path, summary)
         finally:
             print(f"\n{in_words(summary)}")
         print(f"Figures: {path}")

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from peer.commands.local_swarm.tail import Tail
+from peer.commands.output import tell
 from peer.logs import fields
 from peer.rounds.types import Outcome
 
@@ -39,14 +40,14 @@ class SwarmView:
             self._live.update(self._table(tails), refresh=True)
             return
         for tail, row in fresh:
-            print(_line(tail, row), flush=True)
+            tell(_line(tail, row))
 
     def say(self, line: str) -> None:
         """Print a line above the table."""
         if self._live:
             self._live.console.print(line, markup=False, highlight=False)
         else:
-            print(line, flush=True)
+            tell(line)
 
     def _table(self, tails: Sequence[Tail]) -> Table:
         table = Table(title=self._title)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from peer.commands.output import tell
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.config.schema import Config
 from peer.errors import UserError
 from peer.process import Signals
+
+if TYPE_CHECKING:
+    from peer.commands.simulate.network.conditions import Conditions, Figures
 
 NETWORK_FILE = "network.json"
 
@@ -54,6 +57,8 @@ def _network_options(group: Any) -> None:
 
 def run(loaded: Config, args: argparse.Namespace) -> int:
     """Simulate, write the figures and print the summary."""
+    if loaded.run.inner_time is not None:
+        raise UserError("run.inner_time: a simulation has phases of run.inner_steps; leave it out, or set it to null")
     if args.network:
         if given := _given(args, _training_options):
             raise UserError(f"--network models time only: {given} does not fit")
@@ -69,15 +74,18 @@ def run(loaded: Config, args: argparse.Namespace) -> int:
     simulation = Simulation(config, options)
     require_folder(config.run.dir)  # an error comes before the work, not after it
     Signals(simulation.stop)
-    summary = simulation.run(lambda line: print(line, flush=True))
+    summary = simulation.run(tell)
     title = f"{config.run.name}: {method}, {args.replicas} replicas, H {config.run.inner_steps}"
-    files = save(summary, config.run.dir, title)
     swarm = summary["swarm"]
-    print(
-        f"{title}: validation loss {swarm['val_loss_mean']:.4f}, {swarm['tokens']:,} tokens, "
-        f"{swarm['bytes_sent'] / args.replicas / 2**20:.1f} MiB sent a replica, "
-        f"{swarm['tokens'] / swarm['wall_seconds']:.0f} tokens/s computed\nFigures: {', '.join(map(str, files))}"
-    )
+    try:  # before the words: their reader may have gone
+        files = save(summary, config.run.dir, title)
+    finally:
+        print(
+            f"{title}: validation loss {swarm['val_loss_mean']:.4f}, {swarm['tokens']:,} tokens, "
+            f"{swarm['bytes_sent'] / args.replicas / 2**20:.1f} MiB sent a replica, "
+            f"{swarm['tokens'] / swarm['wall_seconds']:.0f} tokens/s computed"
+        )
+    print(f"Figures: {', '.join(map(str, files))}")
     return 0
 
 
@@ -94,7 +102,7 @@ def _network(config: Config, args: argparse.Namespace) -> None:
     from peer.commands.simulate.network.conditions import conditions
     from peer.commands.simulate.network.methods import groups, pairs, pairs_by_round, tree_to_pair
     from peer.replica import model
-    from peer.training.run_folder import require_folder, set_aside
+    from peer.training.run_folder import require_folder, set_aside, write_figures
 
     run = config.run
     it = conditions(run, model.parameters_of(run), args)
@@ -104,7 +112,14 @@ def _network(config: Config, args: argparse.Namespace) -> None:
     tree = tree_to_pair(it, run.seed)
     found = {"conditions": asdict(it), "methods": [asdict(row) for row in rows], "tree_to_pair": tree}
     path = run.dir / NETWORK_FILE
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    try:  # as those of a simulation
+        write_figures(path, found)
+    finally:
+        _print_times(it, rows, tree)
+    print(f"Figures: {path}")
+
+
+def _print_times(it: Conditions, rows: Sequence[Figures], tree: float) -> None:
     for row in rows:
         print(
             f"{row.method}: idle {row.idle_in_all:.1%}, {row.merged_share:.0%} of the rounds merged, "
@@ -114,4 +129,3 @@ def _network(config: Config, args: argparse.Namespace) -> None:
     ratio = rows[2].seconds / (rows[0].seconds + rows[0].end_seconds)
     print(f"DiLoCo takes {ratio:.2f} times as long as NoLoCo for {it.rounds} rounds of {it.peers:,} peers")
     print(f"By latency alone a tree all-reduce takes {tree:.1f} times as long as a pair's average")
-    print(f"Figures: {path}")

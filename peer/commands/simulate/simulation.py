@@ -5,7 +5,6 @@ A simulation measures loss, bytes and waiting by the simulated clock. Its wall-c
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,13 +23,13 @@ from peer.config.schema import Config
 from peer.data.batches import BatchStream, Cursor
 from peer.data.corpus import Corpus
 from peer.data.open import batches, corpus_of, validation
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from peer.process import LoopContext, Stop
 from peer.rounds.types import Outcome
 from peer.training import replica
-from peer.training.run_folder import require_folder, set_aside
+from peer.training.run_folder import require_folder, set_aside, write_figures
 from peer.training.validation import sample_of
 
 SIMULATION_FILES = ("summary.json", "curves.json", "simulation.png")
@@ -186,6 +185,9 @@ def save(summary: dict[str, Any], folder: Path, title: str) -> list[Path]:
     files = [folder / name for name in SIMULATION_FILES]
     curves = summary.pop("curves")
     for path, value in zip(files, (summary, curves), strict=False):
-        path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    draw(curves, files[2], title)
+        write_figures(path, value)
+    try:
+        draw(curves, files[2], title)
+    except OSError as error:
+        raise RunError(f"cannot write the figures to {files[2]}: {error.strerror}") from None
     return files

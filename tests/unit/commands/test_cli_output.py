@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,33 @@ def test_output_that_nobody_reads_any_more_ends_a_command_quietly(unbuffered: bo
 def test_another_pipe_that_breaks_is_still_an_error() -> None:
     code, said = ended("other_pipe", read=True)
     assert code == 1 and said.endswith("BrokenPipeError: a socket\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("command", "size", "code", "said"),
+    [
+        ("told", 10, 1, "cannot write the output: No space left on device"),
+        ("told", 10**6, 1, "cannot write the output: No space left on device"),
+        ("refused", 0, 2, "no"),
+    ],
+)
+def test_output_that_a_full_disk_takes_no_more_is_a_line(
+    command: str, size: int, code: int, said: str, unbuffered: str
+) -> None:
+    """It ended in a traceback."""
+    program = [sys.executable, "-c", PROGRAM.format(size=size, command=command)]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            program,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (code, f"error: {said}\n")
 
 
 @pytest.mark.parametrize(("command", "code"), [("told", 0), ("refused", 2)])

@@ -463,6 +463,23 @@ def test_a_terminal_that_is_closed_loses_no_figures(
     assert (tmp_path / "summary.json").exists()
 
 
+def test_output_on_a_full_disk_ends_no_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line of a round ended the command, and all members with it."""
+    looks: list[int] = []
+
+    def look(one: swarm.LocalSwarm) -> None:
+        looks.append(1)
+        shown = row(1) | {"idle_share": 0.1, "tokens_per_second": 1.0, "detail": ""}
+        write(tmp_path / "peer-0", [shown])
+
+    full = Path("/dev/full").open("w", encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", full)
+    assert ended(tmp_path, monkeypatch, 0, look) == 0
+    assert looks and json.loads((tmp_path / "summary.json").read_text())["swarm"]["tokens"] == 640
+    with contextlib.suppress(OSError):
+        full.close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_ends_the_computation_of_the_figures_and_a_lost_terminal_does_not(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

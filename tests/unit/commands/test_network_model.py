@@ -154,6 +154,20 @@ def test_the_command_writes_its_figures(
     assert "times as long as NoLoCo for 5 rounds of 100 peers" in capsys.readouterr().out
 
 
+def test_figures_that_cannot_be_written_are_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.logs.setup", lambda *arguments: None)
+    monkeypatch.setattr("peer.training.run_folder.set_aside", lambda *_: None)
+    (tmp_path / "network.json").symlink_to("/dev/full")
+    words = ["simulate", "--network", "--replicas", "4", "--config", "configs/demo.yaml", "--rounds", "2"]
+    with pytest.raises(SystemExit) as end:
+        cli.main([*words, "--set", f"run.dir={tmp_path}"])
+    said = capsys.readouterr()
+    assert end.value.code == 1 and "times as long as NoLoCo for 2 rounds of 4 peers" in said.out
+    assert said.err == f"error: cannot write the figures to {tmp_path / 'network.json'}: No space left on device\n"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

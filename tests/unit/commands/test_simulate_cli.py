@@ -16,7 +16,7 @@ import torch
 from peer.commands.cli import main
 from peer.commands.simulate.exchanges import OverlappedSwap
 from peer.commands.simulate.options import Method, Options
-from peer.commands.simulate.simulation import Simulation
+from peer.commands.simulate.simulation import SIMULATION_FILES, Simulation
 from peer.commands.simulate.workers import workers
 from peer.data.tokenizer import SEPARATOR
 from peer.errors import RunError
@@ -91,6 +91,8 @@ def test_it_writes_a_summary_with_the_promised_keys_and_a_picture(
         (["--replicas", "4", "--loss", "0.1"], "--loss is for the model of time"),
         (["--replicas", "4", "--rounds", "3"], "--rounds is for the model of time"),
         (["--replicas", "many"], "invalid int"),
+        (["--replicas", "4", "--set", "run.inner_time=600", "--method", "diloco"], "run.inner_time: a simulation has"),
+        (["--replicas", "4", "--set", "run.inner_time=600", "--network"], "run.inner_time: a simulation has phases"),
     ],
 )
 def test_a_mistake_is_exit_code_2_and_says_what(
@@ -107,6 +109,19 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_work(
     assert simulate(tmp_path / "file", "--replicas", "2") == 2
     said = capsys.readouterr()
     assert said.out == "" and "run.dir: cannot write to" in said.err
+
+
+@pytest.mark.parametrize("file", SIMULATION_FILES)
+def test_figures_that_cannot_be_written_are_on_the_terminal(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were lost at the end of the work, in a traceback."""
+    monkeypatch.setattr("peer.commands.simulate.simulation.set_aside", lambda *_: None)
+    (tmp_path / file).symlink_to("/dev/full")
+    assert simulate(tmp_path, "--replicas", "2") == 1
+    said = capsys.readouterr()
+    assert said.err == f"error: cannot write the figures to {tmp_path / file}: No space left on device\n"
+    assert "demo: noloco, 2 replicas, H 4: validation loss" in said.out and "Figures:" not in said.out
 
 
 def test_a_loss_that_is_not_finite_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
