@@ -472,12 +472,12 @@ def test_output_on_a_full_disk_ends_no_swarm(tmp_path: Path, monkeypatch: pytest
         shown = row(1) | {"idle_share": 0.1, "tokens_per_second": 1.0, "detail": ""}
         write(tmp_path / "peer-0", [shown])
 
-    full = Path("/dev/full").open("w", encoding="utf-8")
-    monkeypatch.setattr("sys.stdout", full)
-    assert ended(tmp_path, monkeypatch, 0, look) == 0
-    assert looks and json.loads((tmp_path / "summary.json").read_text())["swarm"]["tokens"] == 640
-    with contextlib.suppress(OSError):
-        full.close()
+    code = None
+    with contextlib.suppress(OSError), Path("/dev/full").open("w", encoding="utf-8") as full:  # which cannot be closed
+        monkeypatch.setattr("sys.stdout", full)
+        code = ended(tmp_path, monkeypatch, 0, look)
+    assert code == 0 and looks
+    assert json.loads((tmp_path / "summary.json").read_text())["swarm"]["tokens"] == 640
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
