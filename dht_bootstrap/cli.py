@@ -12,7 +12,7 @@ import contextlib
 import re
 import sys
 import time
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,8 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="noloco-bootstrap", description="The address by which peers find a swarm.")
     parser.add_argument("--version", action="version", version=f"noloco-bootstrap {__version__}")
-    parser.add_argument("--host", default="0.0.0.0", help="IPv4 address to listen on (default: all)")
-    parser.add_argument("--port", type=int, default=DEFAULT_DHT_PORT, help="TCP port (default %(default)s; 0: any)")
+    parser.add_argument("--host", type=_ipv4, default="0.0.0.0", help="IPv4 address to listen on (default: all)")
+    parser.add_argument("--port", type=_port, default=DEFAULT_DHT_PORT, help="TCP port (default %(default)s; 0: any)")
     parser.add_argument("--announce", nargs="+", default=[], metavar="ADDR", help="multiaddrs to announce instead")
     kept = "key file; keeps the address"
     parser.add_argument("--identity", type=Path, default=Path("bootstrap.key"), metavar="FILE", help=kept)
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", type=Path, metavar="FILE", help=given)
     parser.add_argument("--http-host", default="127.0.0.1", help="address of the monitor (default: this machine only)")
     parser.add_argument(
-        "--http-port", type=int, default=DEFAULT_HTTP_PORT, help="its port (default %(default)s; 0: any)"
+        "--http-port", type=_port, default=DEFAULT_HTTP_PORT, help="its port (default %(default)s; 0: any)"
     )
     parser.add_argument(
         "--scrape-networks",
@@ -86,6 +86,20 @@ def _parser() -> argparse.ArgumentParser:
     for command in (invite, revoke):
         command.add_argument("--owner", type=Path, required=True, metavar="FILE", help="the owner's key")
     return parser
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError("from 0 to 65535")
+    return port
+
+
+def _ipv4(text: str) -> str:
+    try:
+        return str(IPv4Address(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an IPv4 address, such as 0.0.0.0") from None
 
 
 def _days(text: str) -> float:

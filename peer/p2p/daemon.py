@@ -160,6 +160,12 @@ class Daemon:
             raise UserError(
                 f"no such address on this machine: {addresses[0]}; set the host to 0.0.0.0 or a local address"
             )
+        _, wrong, which = said.partition("failed to parse multiaddr ")
+        if wrong:
+            raise UserError(
+                f"not an address: {which}; a host to listen on is an IPv4 address, a port at most 65535, and what is "
+                "announced is as /ip4/203.0.113.7/tcp/31337"
+            )
         raise RunError(f"the p2p daemon did not start: {said[-300:] or 'no output'}")
 
 

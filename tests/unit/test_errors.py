@@ -95,3 +95,21 @@ def test_what_is_denied_and_is_no_file_is_no_mistake_of_a_user(
     monkeypatch.setattr(module.logs, "setup", Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted")))
     with pytest.raises(PermissionError):
         main(["revoke", "peer-1", "--owner", "of"] if main is cli.main else ["show-config", "--config", "nowhere.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--http-port", "94000"], "argument --http-port: from 0 to 65535"),
+        (["--port", "313370"], "argument --port: from 0 to 65535"),
+        (["--port", "-1"], "argument --port: from 0 to 65535"),
+        (["--host", "localhost"], "argument --host: 'localhost' is not an IPv4 address"),
+    ],
+)
+def test_an_option_of_the_bootstrap_that_cannot_be_is_told_before_the_work(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Some were a traceback, others exit code 1: systemd started the node again and again."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--identity", f"{tmp_path}/none/\0.key"])
+    assert ended.value.code == 2 and says in capsys.readouterr().err

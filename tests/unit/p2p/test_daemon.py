@@ -55,6 +55,20 @@ def test_a_daemon_that_ends_after_its_killed_peer_keeps_the_port_from_nobody(
         again.stop()
 
 
+@pytest.mark.parametrize(
+    ("address", "announce", "which"),
+    [
+        ("/ip4/localhost/tcp/0", (), "localhost"),
+        ("/ip4/127.0.0.1/tcp/313370", (), "313370"),
+        ("/ip4/127.0.0.1/tcp/0", ("203.0.113.7:31337",), "203.0.113.7:31337"),
+    ],
+)
+def test_what_is_no_address_is_a_mistake_of_the_user(address: str, announce: tuple[str, ...], which: str) -> None:
+    """It was exit code 1, after which systemd starts the node again and again."""
+    with pytest.raises(UserError, match=rf'^not an address: "[^"]*{which}[^"]*": .*/ip4/203\.0\.113\.7/tcp/31337$'):
+        Daemon(identity=None, addresses=[address], announce=announce)
+
+
 def test_the_key_of_a_guest_that_was_killed_is_removed_by_the_next_daemon() -> None:
     """Nothing removed ``noloco-guest-*``, with a private key in it."""
     with subprocess.Popen(["true"]) as ended:
