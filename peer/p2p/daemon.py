@@ -32,7 +32,7 @@ DAEMON_VARIABLES = ("PATH", "HOME", "TMPDIR", "GODEBUG", "GOGC", "GOMAXPROCS", "
 
 
 LINGERING = 10.0  # seconds: a p2pd ends after the peer that was killed, as a rule two seconds
-LOOK_SECONDS = 0.2
+PORT_LOOK_SECONDS = 0.2
 
 
 class Daemon:
@@ -174,7 +174,7 @@ def _require_free(address: str) -> None:
     place = tcp_of(address)
     if place is None:  # any free port
         return
-    for pause in clock.slices(LINGERING, LOOK_SECONDS):
+    for pause in clock.slices(LINGERING, PORT_LOOK_SECONDS):
         try:
             listening(*place).close()
         except OSError as error:
