@@ -16,8 +16,8 @@ from dht_bootstrap.watch import Watch
 from peer.config.received import OwnProgram, received
 from peer.errors import UserError, one_line
 from peer.logs import get_logger
-from peer.p2p.greeting import GREETING_TIMEOUT, Greeting, MemberIdentity
-from peer.p2p.stream import Refusal, Stream
+from peer.p2p.greeting import Greeting, MemberIdentity
+from peer.p2p.stream import MESSAGE_TIMEOUT, Refusal, Stream
 from peer.swarm.configuration import ask, most_common
 from peer.swarm.directory.records import MemberRecord
 
@@ -76,13 +76,13 @@ class Configurations:
 
     async def tell(self, stream: Stream) -> None:
         """Refuse the greeting of a newcomer as a member does, with the configuration of the run that it names."""
-        greeting = await stream.receive(Greeting, GREETING_TIMEOUT)
+        greeting = await stream.receive(Greeting, MESSAGE_TIMEOUT)
         refusal = None
         for (name, digest), text in self._texts.items():
             if name == greeting.run:
                 refusal = MemberIdentity("", name, digest, text, layout="").refusal(greeting)
         unknown = Refusal(reason="it has not read the configuration of that run")
-        await stream.send_last(refusal or unknown, GREETING_TIMEOUT)
+        await stream.send_last(refusal or unknown, MESSAGE_TIMEOUT)
 
 
 def _records(run: RunHistory) -> list[MemberRecord]:

@@ -13,8 +13,8 @@ from peer.errors import RunError, one_line
 from peer.logs import get_logger
 from peer.p2p.dial import count_peers
 from peer.p2p.node import Node
-from peer.p2p.stream import Stream
-from peer.swarm.directory.ended import ENDED_RUNS, ENDED_TIMEOUT, NoMore
+from peer.p2p.stream import MESSAGE_TIMEOUT, Stream
+from peer.swarm.directory.ended import ENDED_RUNS, NoMore
 from peer.swarm.directory.reader import Entry, Onlooker
 
 log = get_logger("watch")
@@ -127,5 +127,5 @@ class Watch:
         with self.lock:
             ended = [run.last(name, now) for name, run in self.runs.items() if run.ended_at]
         for it in ended:
-            await stream.send(it, ENDED_TIMEOUT)
-        await stream.send_last(NoMore(), ENDED_TIMEOUT)
+            await stream.send(it, MESSAGE_TIMEOUT)
+        await stream.send_last(NoMore(), MESSAGE_TIMEOUT)

@@ -27,12 +27,11 @@ from peer.p2p.daemon import folder_prefix
 from peer.p2p.node import Handler, Node
 from peer.p2p.reachability.decide import Reachability
 from peer.p2p.settings import NodeSettings
-from peer.p2p.stream import BadMessage, Message, Refusal, Refused, Stream, StreamLost
+from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Message, Refusal, Refused, Stream, StreamLost
 
 log = get_logger("greeting")
 
 WIRE_VERSION = 5  # of all messages between members; raised with every change of one
-GREETING_TIMEOUT = 5.0  # seconds for one message
 WARNED_PEERS = 1000
 
 Short = Annotated[str, Field(max_length=64)]
@@ -68,10 +67,10 @@ class MemberIdentity:
 
     async def admit(self, stream: Stream) -> None:
         """The called side: read the greeting. Raises :class:`StreamLost` after the refusal of another run's member."""
-        refusal = self.refusal(await stream.receive(Greeting, GREETING_TIMEOUT))
+        refusal = self.refusal(await stream.receive(Greeting, MESSAGE_TIMEOUT))
         if refusal is None:
             return
-        await stream.send_last(refusal, GREETING_TIMEOUT)
+        await stream.send_last(refusal, MESSAGE_TIMEOUT)
         raise StreamLost(f"refused: {refusal.reason}")
 
     def refusal(self, theirs: Greeting) -> Refusal | None:
@@ -127,7 +126,7 @@ class MemberNode(Node):
 async def _greeted(node: Node, greeting: Greeting, peer_id: str, protocol: str, addresses: Sequence[str]) -> Stream:
     stream = await node.open(peer_id, protocol, addresses)
     try:
-        await stream.send(greeting, GREETING_TIMEOUT)
+        await stream.send(greeting, MESSAGE_TIMEOUT)
     except (TimeoutError, StreamLost):
         stream.close()
         raise
@@ -140,7 +139,7 @@ async def refusal_of(
     """How a member refuses ``greeting``; ``None`` when it does not within a deadline, or cannot be reached."""
     try:
         with closing(await _greeted(node, greeting, peer_id, protocol, addresses)) as stream:
-            return Refused(await stream.receive(Refusal, GREETING_TIMEOUT))
+            return Refused(await stream.receive(Refusal, MESSAGE_TIMEOUT))
     except (StreamLost, BadMessage, TimeoutError):
         return None
 

@@ -24,7 +24,7 @@ from peer import clock
 from peer.p2p.budgets import SPEED_TESTS, Proven, Spending
 from peer.p2p.deadline import running
 from peer.p2p.payload import receive_parts, send_parts
-from peer.p2p.stream import Message, Open, Refusal, Stream, StreamLost
+from peer.p2p.stream import MESSAGE_TIMEOUT, Message, Open, Refusal, Stream, StreamLost
 from peer.rounds.transfer_rule import IN_BUFFERS, LEAST_RATE
 
 SPEED_PROTOCOL = "noloco/speed/1"
@@ -32,8 +32,7 @@ SPEED_SECONDS = 4.0  # of reading in a test
 WARM_UP = 1.0  # seconds of these that do not count
 SPEED_BYTES = 16 * 2**20  # that a test sends at most
 SPEED_PART = 64 * 1024  # bytes
-SPEED_TIMEOUT = 5.0  # seconds for one message
-RESULT_TIMEOUT = SPEED_TIMEOUT + IN_BUFFERS / LEAST_RATE  # seconds for one behind parts
+RESULT_TIMEOUT = MESSAGE_TIMEOUT + IN_BUFFERS / LEAST_RATE  # seconds for one behind parts
 TURN_PATIENCE = 2.0  # seconds for the test before: its end may come late
 Direction = Literal["up", "down"]  # seen by the asker
 BUSY = Refusal(reason="it serves no further speed test now; try again in some minutes")
@@ -76,11 +75,11 @@ class SpeedTests:
 
     async def serve(self, stream: Stream) -> None:
         """One stream."""
-        asked = await stream.receive(SpeedRequest, SPEED_TIMEOUT)
+        asked = await stream.receive(SpeedRequest, MESSAGE_TIMEOUT)
         with contextlib.closing(stream):
             last = await self._test(stream, asked.direction)
             if last is not None:
-                await stream.send_last(last, SPEED_TIMEOUT)
+                await stream.send_last(last, MESSAGE_TIMEOUT)
             else:
                 await stream.until_closed(RESULT_TIMEOUT)
 
@@ -94,12 +93,12 @@ class SpeedTests:
         except TimeoutError:
             return BUSY
         try:
-            await stream.send(SpeedReady(), SPEED_TIMEOUT)
+            await stream.send(SpeedReady(), MESSAGE_TIMEOUT)
             if direction == "up":
                 return await _read(stream)
             with contextlib.suppress(StreamLost, TimeoutError):
-                async with asyncio.timeout(SPEED_SECONDS + SPEED_TIMEOUT):
-                    await send_parts(stream, _noise(), SPEED_TIMEOUT)
+                async with asyncio.timeout(SPEED_SECONDS + MESSAGE_TIMEOUT):
+                    await send_parts(stream, _noise(), MESSAGE_TIMEOUT)
             return None
         finally:
             self._running.release()
@@ -109,8 +108,8 @@ async def line_speed(open: Open, peer_id: str, addresses: Sequence[str], directi
     """Test the line to a member. Raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``."""
     with contextlib.closing(await open(peer_id, SPEED_PROTOCOL, addresses)) as stream:
         began = clock.monotonic()
-        await stream.send(SpeedRequest(direction=direction), SPEED_TIMEOUT)
-        await stream.receive(SpeedReady, SPEED_TIMEOUT)
+        await stream.send(SpeedRequest(direction=direction), MESSAGE_TIMEOUT)
+        await stream.receive(SpeedReady, MESSAGE_TIMEOUT)
         trip = clock.monotonic() - began
         result = await (_read(stream) if direction == "down" else _sent(stream))
         return LineSpeed(result.received / result.seconds, trip)
@@ -138,7 +137,7 @@ async def _read(stream: Stream) -> SpeedResult:
 
 async def _discard(stream: Stream) -> None:
     room = memoryview(bytearray(SPEED_PART))
-    async for _ in receive_parts(stream, repeat(room, SPEED_BYTES // SPEED_PART), SPEED_TIMEOUT):
+    async for _ in receive_parts(stream, repeat(room, SPEED_BYTES // SPEED_PART), MESSAGE_TIMEOUT):
         pass
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from peer.p2p.bulk.transfer import BulkTransfer
 
 MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
+MESSAGE_TIMEOUT = 5.0  # seconds for one message
 WRITE_CHUNK = 128 * 1024  # bytes for one deadline: on a slow line a whole part takes longer
 BAD_MESSAGE_CAP = 200  # characters that are said of a bad message: some of them are its sender's own
 _LENGTH_BYTES = 4

@@ -20,16 +20,16 @@ from peer.config.schema import MemberConfig
 from peer.errors import RunError, UserError
 from peer.p2p.addresses import owner_of, place_of
 from peer.p2p.deadline import together
-from peer.p2p.greeting import GREETING_TIMEOUT, guest_node, guest_settings, newcomer, refusal_of
+from peer.p2p.greeting import guest_node, guest_settings, newcomer, refusal_of
 from peer.p2p.node import OPEN_TIMEOUT, Node
-from peer.p2p.stream import Refused
+from peer.p2p.stream import MESSAGE_TIMEOUT, Refused
 from peer.swarm.directory.directory import present_members
 from peer.swarm.directory.reader import Onlooker
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
 OFFERS_ASKED = 3
-OFFER_TIMEOUT = OPEN_TIMEOUT + 2 * GREETING_TIMEOUT  # seconds for one member
+OFFER_TIMEOUT = OPEN_TIMEOUT + 2 * MESSAGE_TIMEOUT  # seconds for one member
 GUEST_TIMEOUT = 60.0  # seconds to join
 RUNS_SECONDS = 15.0  # until the first record must be found
 RUNS_PAUSE = 0.5  # seconds

@@ -10,9 +10,9 @@ from peer.config.schema import SwarmRunConfig
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.p2p.deadline import together
-from peer.p2p.greeting import GREETING_TIMEOUT, MemberNode
+from peer.p2p.greeting import MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
-from peer.p2p.stream import Refused
+from peer.p2p.stream import MESSAGE_TIMEOUT, Refused
 from peer.swarm.directory.directory import present_members
 from peer.swarm.directory.duplicate_identity import require_alone
 from peer.swarm.directory.records import MemberRecord
@@ -21,7 +21,7 @@ from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 log = get_logger("connect")
 
 MOST_GREETED = 3  # members, each with another configuration
-GREETINGS_TIMEOUT = 2 * (OPEN_TIMEOUT + GREETING_TIMEOUT)  # seconds for all of them
+GREETINGS_TIMEOUT = 2 * (OPEN_TIMEOUT + MESSAGE_TIMEOUT)  # seconds for all of them
 UNKNOWN = ("model.digest",)  # of the model's files, which are not there yet
 
 

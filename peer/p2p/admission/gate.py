@@ -13,12 +13,11 @@ from pydantic import Field
 
 from peer.logs import fields, get_logger
 from peer.p2p.admission.invitation import Admission, Certificate
-from peer.p2p.stream import Message, Stream, StreamLost
+from peer.p2p.stream import MESSAGE_TIMEOUT, Message, Stream, StreamLost
 
 log = get_logger("admission")
 
 ADMISSION_PROTOCOL = "noloco/admission/1"
-ADMISSION_TIMEOUT = 5.0  # seconds for one message
 LOGGED_REFUSALS = 1000  # ids; each is logged once
 
 
@@ -62,11 +61,11 @@ class Gate:
 
     async def show(self, stream: Stream) -> None:
         """Send our certificate."""
-        await stream.send(Pass(certificate=self._admission.own), ADMISSION_TIMEOUT)
+        await stream.send(Pass(certificate=self._admission.own), MESSAGE_TIMEOUT)
 
     async def check(self, stream: Stream) -> None:
         """Check the other side's certificate. Raises :class:`StreamLost` when it does not admit that peer."""
-        shown = await stream.receive(Pass, ADMISSION_TIMEOUT)
+        shown = await stream.receive(Pass, MESSAGE_TIMEOUT)
         objection = self._admission.objection(shown.certificate, stream.remote)
         if objection:
             if stream.remote not in self._refused and len(self._refused) < LOGGED_REFUSALS:
@@ -76,11 +75,11 @@ class Gate:
 
     async def answer(self, stream: Stream) -> None:
         """Handler of :data:`ADMISSION_PROTOCOL`, which is open to everybody."""
-        asked = await stream.receive(Knock, ADMISSION_TIMEOUT)
+        asked = await stream.receive(Knock, MESSAGE_TIMEOUT)
         objection = "it asks for an invitation"
         if asked.certificate is not None:
             objection = self._admission.objection(asked.certificate, stream.remote)
-        await stream.send_last(Notice(owner=self._admission.owner, objection=objection), ADMISSION_TIMEOUT)
+        await stream.send_last(Notice(owner=self._admission.owner, objection=objection), MESSAGE_TIMEOUT)
 
 
 def why_refused(address: str, notice: Notice, own: Certificate | None) -> str:

@@ -17,12 +17,12 @@ from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.p2p.addresses import owner_of
 from peer.p2p.admission.dht_rules import Authority
-from peer.p2p.admission.gate import ADMISSION_PROTOCOL, ADMISSION_TIMEOUT, Knock, Notice, why_refused
+from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Knock, Notice, why_refused
 from peer.p2p.admission.invitation import Certificate
 from peer.p2p.dht.authors import Author
 from peer.p2p.dht.requests import place_of_node
 from peer.p2p.dial import Unreachable, dial, parsed_id
-from peer.p2p.stream import Stream
+from peer.p2p.stream import MESSAGE_TIMEOUT, Stream
 
 log = get_logger("node")
 
@@ -133,8 +133,8 @@ async def notice_of(p2p: P2P, peer_id: str, own: Certificate | None) -> Notice |
         async with asyncio.timeout(NOTICE_TIMEOUT):
             _, reader, writer = await p2p.call_binary_stream_handler(parsed_id(peer_id), ADMISSION_PROTOCOL)
             with contextlib.closing(Stream(reader, writer, remote=peer_id, initiator=True)) as stream:
-                await stream.send(Knock(certificate=own), ADMISSION_TIMEOUT)
-                return await stream.receive(Notice, ADMISSION_TIMEOUT)
+                await stream.send(Knock(certificate=own), MESSAGE_TIMEOUT)
+                return await stream.receive(Notice, MESSAGE_TIMEOUT)
     except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
         log.debug("no notice from %s: %s", peer_id, error)
         return None

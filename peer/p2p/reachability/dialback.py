@@ -23,13 +23,12 @@ from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_circuit, tcp_of
 from peer.p2p.budgets import DIALBACKS, Proven, Spending
 from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
-from peer.p2p.stream import Message, Stream
+from peer.p2p.stream import MESSAGE_TIMEOUT, Message, Stream
 
 log = get_logger("dialback")
 
 DIALBACK_PROTOCOL = "noloco/dialback/1"
 DIAL_TIMEOUT = 3.0  # seconds for one address
-DIALBACK_TIMEOUT = 5.0  # seconds for one message, without the time to dial
 PLACES = 4  # addresses in one question
 AT_ONCE = 8  # questions
 LONGEST_BUSY = 60.0  # seconds that an asker may be told to wait
@@ -89,19 +88,19 @@ class DialBack:
 
     async def answer(self, stream: Stream) -> None:
         """One stream."""
-        asked = await stream.receive(Ask, DIALBACK_TIMEOUT)
+        asked = await stream.receive(Ask, MESSAGE_TIMEOUT)
         place = "" if is_circuit(stream.origin) else stream.origin
         observed = (tcp_of(place) or ("", 0))[0]
         seconds = self._asked.wait(observed or "through a relay")
         if seconds or self._room.locked():
             busy = Busy(seconds=min(seconds or DIAL_TIMEOUT, LONGEST_BUSY))
-            await stream.send_last(busy, DIALBACK_TIMEOUT)
+            await stream.send_last(busy, MESSAGE_TIMEOUT)
             return
         async with self._room:
             tried = await asyncio.gather(*(self._try(it, observed, stream.remote) for it in asked.places))
         protocols = sorted(self._served())[:NAMES]
         answer = Answer(version=__version__, protocols=protocols, now=clock.unix(), observed=observed, tried=tried)
-        await stream.send_last(answer, DIALBACK_TIMEOUT)
+        await stream.send_last(answer, MESSAGE_TIMEOUT)
 
     async def _try(self, place: str, observed: str, asker: str) -> Tried:
         found = tcp_of(place)
@@ -133,8 +132,8 @@ async def ask(stream: Stream, places: Sequence[str]) -> Heard | Busy:
     """One question on a new stream, which is closed."""
     with closing(stream):
         began = clock.unix()
-        await stream.send(Ask(places=list(places[:PLACES])), DIALBACK_TIMEOUT)
-        answer = await stream.receive(ANSWER, DIALBACK_TIMEOUT + DIAL_TIMEOUT)
+        await stream.send(Ask(places=list(places[:PLACES])), MESSAGE_TIMEOUT)
+        answer = await stream.receive(ANSWER, MESSAGE_TIMEOUT + DIAL_TIMEOUT)
         if isinstance(answer, Busy):
             return answer
         return Heard(answer, answer.now - (began + clock.unix()) / 2)

@@ -29,12 +29,11 @@ from peer.p2p.budgets import CIRCUIT_BYTES, CIRCUITS, RESERVATIONS, Proven, Spen
 from peer.p2p.deadline import running
 from peer.p2p.dial import parsed_id
 from peer.p2p.reachability import circuit_messages
-from peer.p2p.stream import BadMessage, Message, Refusal, Stream, StreamLost
+from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Message, Refusal, Stream, StreamLost
 
 log = get_logger("relay")
 
 RELAY_PROTOCOL = "noloco/relay/1"
-RESERVE_TIMEOUT = 5.0  # seconds for one message
 PING_SECONDS = 10.0  # between two pings of a holder
 PING_PAUSE = 1.0  # seconds after a pong in which no other ping is read: a flood of them would hold the event loop
 PONG_TIMEOUT = 15.0  # seconds: a slow line is full while a swap is on it
@@ -93,16 +92,16 @@ class Relay:
         """Handler of :data:`RELAY_PROTOCOL`: a reservation lasts as long as this stream."""
         holder = stream.remote
         try:
-            await stream.receive(Reserve, RESERVE_TIMEOUT)
+            await stream.receive(Reserve, MESSAGE_TIMEOUT)
             if holder not in self._slots and len(self._slots) >= RESERVATIONS:
-                await stream.send_last(FULL, RESERVE_TIMEOUT)
+                await stream.send_last(FULL, MESSAGE_TIMEOUT)
                 return
             self._slots[holder] = stream  # a later stream of the same peer replaces one that hangs
-            await stream.send(Granted(), RESERVE_TIMEOUT)
+            await stream.send(Granted(), MESSAGE_TIMEOUT)
             log.debug("a reservation is held: %s", fields(peer=holder[-6:], slots=len(self._slots)))
             while True:
                 ping = await stream.receive(Ping, RESERVATION_SILENCE)
-                await stream.send(ping, RESERVE_TIMEOUT)
+                await stream.send(ping, MESSAGE_TIMEOUT)
                 await asyncio.sleep(PING_PAUSE)
         finally:
             if self._slots.get(holder) is stream:
@@ -113,7 +112,7 @@ class Relay:
     async def hop(self, stream: Stream) -> None:
         """Handler of :data:`circuit_messages.HOP`: a caller asks for one of the holders."""
         try:
-            async with asyncio.timeout(RESERVE_TIMEOUT):
+            async with asyncio.timeout(MESSAGE_TIMEOUT):
                 kind, wanted = await circuit_messages.read_hop(stream.reader)
             target = PeerID(wanted).to_base58() if kind == circuit_messages.CONNECT else ""
             status = self._status(kind, stream.remote, target)
@@ -125,8 +124,8 @@ class Relay:
                 finally:
                     self._circuits = [it for it in self._circuits if it is not circuit]
             if status != circuit_messages.OK:
-                await stream.write(circuit_messages.hop_status(status), RESERVE_TIMEOUT)
-                await stream.until_closed(RESERVE_TIMEOUT)
+                await stream.write(circuit_messages.hop_status(status), MESSAGE_TIMEOUT)
+                await stream.until_closed(MESSAGE_TIMEOUT)
         except (asyncio.IncompleteReadError, BadMessage, StreamLost, OSError, ValueError) as error:
             log.debug("no circuit: %s", fields(caller=stream.remote[-6:], reason=str(error)))
         finally:
@@ -182,11 +181,11 @@ class Relay:
             return circuit_messages.CONNECTION_FAILED
         with closing(called):
             caller_id = parsed_id(caller.remote).to_bytes()
-            await called.write(circuit_messages.stop_connect(caller_id), RESERVE_TIMEOUT)
-            async with asyncio.timeout(RESERVE_TIMEOUT):
+            await called.write(circuit_messages.stop_connect(caller_id), MESSAGE_TIMEOUT)
+            async with asyncio.timeout(MESSAGE_TIMEOUT):
                 if await circuit_messages.read_stop_status(called.reader) != circuit_messages.OK:
                     return circuit_messages.CONNECTION_FAILED
-            await caller.write(circuit_messages.hop_status(circuit_messages.OK), RESERVE_TIMEOUT)
+            await caller.write(circuit_messages.hop_status(circuit_messages.OK), MESSAGE_TIMEOUT)
             await self._carry(circuit, caller, called)
         return circuit_messages.OK
 

@@ -20,12 +20,11 @@ from peer.p2p.reachability.relay import (
     PING_SECONDS,
     PONG_TIMEOUT,
     RELAY_PROTOCOL,
-    RESERVE_TIMEOUT,
     Granted,
     Ping,
     Reserve,
 )
-from peer.p2p.stream import BadMessage, Open, Stream, StreamLost
+from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Open, Stream, StreamLost
 
 log = get_logger("relay")
 
@@ -168,7 +167,7 @@ class Reservations:
             if stream.reader.at_eof():
                 raise StreamLost("the stream ended")
             number += 1
-            await stream.send(Ping(number=number), RESERVE_TIMEOUT)
+            await stream.send(Ping(number=number), MESSAGE_TIMEOUT)
             if (await stream.receive(Ping, PONG_TIMEOUT)).number != number:
                 raise BadMessage("a ping came back with another number")
             unused = clock.monotonic() - self._called[owner] > UNUSED_SECONDS
@@ -177,5 +176,5 @@ class Reservations:
 
 
 async def _reserve(stream: Stream) -> None:
-    await stream.send(Reserve(), RESERVE_TIMEOUT)
-    await stream.receive(Granted, RESERVE_TIMEOUT)
+    await stream.send(Reserve(), MESSAGE_TIMEOUT)
+    await stream.receive(Granted, MESSAGE_TIMEOUT)

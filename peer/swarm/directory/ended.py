@@ -17,13 +17,12 @@ from peer import clock
 from peer.p2p.addresses import owner_of
 from peer.p2p.deadline import together
 from peer.p2p.node import Node
-from peer.p2p.stream import BadMessage, Message, StreamLost
+from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Message, StreamLost
 from peer.rounds.types import Name
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, Duration, MemberRecord
 
 ENDED_PROTOCOL = "noloco/ended/1"
-ENDED_TIMEOUT = 5.0  # seconds for one message
 ENDED_RUNS = 4  # that are kept after their end: those that lasted longest
 ENDED_PEERS = 32  # of each of them: those that gave most
 
@@ -78,6 +77,6 @@ async def _ask(node: Node, peer_id: str) -> list[EndedRun]:
     """What it tells before it says something else, or nothing in time."""
     told: list[EndedRun] = []
     with suppress(TimeoutError, StreamLost, BadMessage), closing(await node.open(peer_id, ENDED_PROTOCOL)) as stream:
-        while len(told) < ENDED_RUNS and isinstance(it := await stream.receive(_ENDED, ENDED_TIMEOUT), EndedRun):
+        while len(told) < ENDED_RUNS and isinstance(it := await stream.receive(_ENDED, MESSAGE_TIMEOUT), EndedRun):
             told.append(it)
     return told

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from peer import clock
 from peer.p2p.node import OPEN_TIMEOUT
-from peer.p2p.stream import Stream
+from peer.p2p.stream import MESSAGE_TIMEOUT, Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome
 from peer.swarm.context import Decline, Matching, SwarmContext
@@ -31,7 +31,7 @@ from peer.swarm.grouping.messages import (
     LeaderNotice,
     OtherLeader,
 )
-from peer.swarm.grouping.roster import GATHER_PROTOCOL, GATHER_TIMEOUT, KnownMembers
+from peer.swarm.grouping.roster import GATHER_PROTOCOL, KnownMembers
 
 TOO_LATE = 0.5  # a member whose boundary is nearer than this share of the time to our next one has missed our last
 
@@ -177,7 +177,7 @@ class GroupMatching(Matching):
 
     async def _answer(self, stream: Stream) -> None:
         """A member joins, or a leader introduces itself."""
-        call = await stream.receive(GROUP_CALL, GATHER_TIMEOUT)
+        call = await stream.receive(GROUP_CALL, MESSAGE_TIMEOUT)
         if isinstance(call, LeaderNotice):
             if self._context.backoff.welcome(stream.remote):
                 self._known.claimed(replace(call.seat, peer_id=stream.remote), established=call.established)
@@ -185,9 +185,9 @@ class GroupMatching(Matching):
             return
         reply = self._reply(call, stream.remote)
         if not isinstance(reply, Admitted):
-            await stream.send_last(reply, GATHER_TIMEOUT)
+            await stream.send_last(reply, MESSAGE_TIMEOUT)
             return
-        await stream.send(reply, GATHER_TIMEOUT)
+        await stream.send(reply, MESSAGE_TIMEOUT)
         self._leader.admit(stream, call)
 
     def _reply(self, call: JoinGroup, peer_id: str) -> JoinAnswer:

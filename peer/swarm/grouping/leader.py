@@ -16,7 +16,7 @@ from itertools import cycle
 
 from peer import clock
 from peer.logs import fields, get_logger
-from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Stream, StreamLost
 from peer.rounds.state import MAX_MEMBERS, Lineage
 from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Assembly, Group, Link, Seat
@@ -31,7 +31,7 @@ from peer.swarm.grouping.messages import (
     WaitFor,
     fitting,
 )
-from peer.swarm.grouping.roster import GATHER_TIMEOUT, KnownMembers
+from peer.swarm.grouping.roster import KnownMembers
 
 log = get_logger("gathering")
 
@@ -274,6 +274,6 @@ class GroupLeader:
 
 async def _tell(member: JoinedMember, message: LeaderMessage) -> None:
     try:
-        await member.stream.send(message, GATHER_TIMEOUT)
+        await member.stream.send(message, MESSAGE_TIMEOUT)
     except (TimeoutError, StreamLost, BadMessage):
         member.leave()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.deadline import Leaving, unless_away
-from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
+from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.grouping.messages import (
@@ -25,7 +25,7 @@ from peer.swarm.grouping.messages import (
     Roster,
     WaitFor,
 )
-from peer.swarm.grouping.roster import GATHER_PROTOCOL, GATHER_TIMEOUT, KnownMembers
+from peer.swarm.grouping.roster import GATHER_PROTOCOL, KnownMembers
 
 log = get_logger("gathering")
 
@@ -33,7 +33,7 @@ LEADER_SILENCE = 10.0  # seconds without a message from the leader at a boundary
 LEADER_PERIOD = 0.25  # seconds between two looks for the leader
 MOST_MESSAGES = 32  # of a leader, before this peer's boundary
 LEADER_TRIES = 12  # leaders asked at a boundary, redirections included
-REDIRECT_PAUSE = (LEADER_SILENCE + 2 * GATHER_TIMEOUT) / LEADER_TRIES  # seconds, after a redirection to a lost leader
+REDIRECT_PAUSE = (LEADER_SILENCE + 2 * MESSAGE_TIMEOUT) / LEADER_TRIES  # seconds, after a redirection to a lost leader
 
 
 @dataclass(eq=False)
@@ -79,8 +79,8 @@ class GroupMember:
         stream: Stream | None = None
         try:
             stream = await self._node.open_to_member(leader.peer_id, GATHER_PROTOCOL, leader.addresses)
-            await stream.send(call, GATHER_TIMEOUT)
-            answer = await stream.receive(JOIN_ANSWER, GATHER_TIMEOUT)
+            await stream.send(call, MESSAGE_TIMEOUT)
+            answer = await stream.receive(JOIN_ANSWER, MESSAGE_TIMEOUT)
         except (TimeoutError, StreamLost, BadMessage) as error:
             self._known.avoid(leader.peer_id)
             if isinstance(error, Refused):
@@ -131,7 +131,7 @@ class GroupMember:
         current = self._leader
         assert current is not None
         try:
-            await current.stream.send(MemberReady(lineage=self._counters.lineage), GATHER_TIMEOUT)
+            await current.stream.send(MemberReady(lineage=self._counters.lineage), MESSAGE_TIMEOUT)
             return await unless_away(self._decision(current, round, until), lambda: self._context.away)
         except Leaving as error:
             self.leave()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
-from peer.p2p.stream import StreamLost
+from peer.p2p.stream import MESSAGE_TIMEOUT, StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Seat
@@ -26,7 +26,6 @@ from peer.swarm.grouping.messages import LeaderNotice
 log = get_logger("gathering")
 
 GATHER_PROTOCOL = "noloco/gather/6"
-GATHER_TIMEOUT = 5.0  # seconds for one message
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
 UNREACHED_PHASES = 2.0  # inner phases until one that could not be reached is asked again
@@ -197,7 +196,7 @@ class KnownMembers:
         try:
             stream = await self._node.open_to_member(seat.peer_id, GATHER_PROTOCOL, seat.addresses)
             notice = LeaderNotice(seat=self.own_seat(), established=self.leadership.grouped)
-            await stream.send_last(notice, GATHER_TIMEOUT)
+            await stream.send_last(notice, MESSAGE_TIMEOUT)
         except (TimeoutError, StreamLost) as error:
             log.debug("cannot be told of its leader: %s", fields(peer=seat.name, reason=str(error)))
             self._unreached = self._backoff.remembers(seat.peer_id)  # a dead one has no record any more

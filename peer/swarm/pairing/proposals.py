@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from peer import clock
 from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
-from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
+from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Refused, Stream, StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.pairing_rule import (
     AT_BOUNDARY,
@@ -36,7 +36,6 @@ from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, Agreement, Pro
 log = get_logger("rendezvous")
 
 MEET_PROTOCOL = "noloco/meet/2"
-MEET_TIMEOUT = 5.0  # seconds for one message
 ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between two looks or proposals, whatever the phase
 QUIET_SECONDS = 1.0  # between two looks while there is nothing to propose: a request to stop or pause has no event
@@ -242,8 +241,8 @@ class Proposals:
         stream = await self._node.open_to_member(record.peer_id, MEET_PROTOCOL, record.addresses)
         began = clock.monotonic()
         try:
-            await stream.send(proposal, MEET_TIMEOUT)
-            self._consider(await stream.receive(PROPOSAL_ANSWER, MEET_TIMEOUT), proposal, stream, record.name)
+            await stream.send(proposal, MESSAGE_TIMEOUT)
+            self._consider(await stream.receive(PROPOSAL_ANSWER, MESSAGE_TIMEOUT), proposal, stream, record.name)
         finally:
             if self._agreement.meeting is None or self._agreement.meeting.stream is not stream:
                 stream.close()
@@ -266,15 +265,15 @@ class Proposals:
 
     async def answer(self, stream: Stream) -> None:
         """Commit to a peer's proposal or decline it at once."""
-        proposal = await stream.receive(Propose, MEET_TIMEOUT)
+        proposal = await stream.receive(Propose, MESSAGE_TIMEOUT)
         self._silent.pop(stream.remote, None)
         decline = self._objection(proposal, stream.remote)
         if decline is not None:
-            await stream.send_last(decline, MEET_TIMEOUT)
+            await stream.send_last(decline, MESSAGE_TIMEOUT)
             return
         accepted = Accept(eta=self._boundary.eta() or 0.0, root=self._origin.root)
         self._agreement.commit(stream, self._members.name_of(stream.remote), proposal, accepted.eta)
-        await stream.send(accepted, MEET_TIMEOUT)
+        await stream.send(accepted, MESSAGE_TIMEOUT)
 
     def _objection(self, proposal: Propose, remote: str) -> Decline | None:
         eta, phase_seconds = self._boundary.eta(), self._boundary.progress.phase_seconds

@@ -20,13 +20,13 @@ from peer import clock
 from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.node import OPEN_TIMEOUT
-from peer.p2p.stream import StreamLost
+from peer.p2p.stream import MESSAGE_TIMEOUT, StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.types import Group, Link
 from peer.swarm.context import Matching, SwarmContext
 from peer.swarm.healing import Origin
 from peer.swarm.pairing.agreement import Agreement, Meeting, PartnerReady
-from peer.swarm.pairing.proposals import MEET_PROTOCOL, MEET_TIMEOUT, Proposals
+from peer.swarm.pairing.proposals import MEET_PROTOCOL, Proposals
 
 log = get_logger("rendezvous")
 
@@ -61,7 +61,7 @@ class PairMatching(Matching):
         linger = 0.0 if after is None else LINGER_PHASES * phase_seconds
         if self._boundary.run_ended:
             linger = self._patience
-        patience = linger + 4 * phase_seconds + 4 * (PARTNER_SLACK + MEET_TIMEOUT)
+        patience = linger + 4 * phase_seconds + 4 * (PARTNER_SLACK + MESSAGE_TIMEOUT)
         return self._node.call(self._meet(self._boundary.progress.phases if after is None else after, linger), patience)
 
     def postpone(self, reason: str = "our last swap has not ended") -> None:
@@ -122,7 +122,7 @@ class PairMatching(Matching):
             self._cancel(meeting, "comes more than a phase later")
             return None
         try:
-            await meeting.stream.send(PartnerReady(), MEET_TIMEOUT)
+            await meeting.stream.send(PartnerReady(), MESSAGE_TIMEOUT)
             for patience in clock.slices(1.5 * meeting.their_eta() + PARTNER_SLACK + linger):
                 await asyncio.wait([meeting.came], timeout=patience)
                 if meeting.came.done() or self._context.away:

@@ -17,13 +17,14 @@ from peer.config.digest import digest
 from peer.config.schema import Config
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.p2p.dht.search import id_of
+from peer.p2p.stream import MESSAGE_TIMEOUT
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group
 from peer.swarm.context import Decline
 from peer.swarm.directory import buckets, records
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.pairing.agreement import Agreement
-from peer.swarm.pairing.proposals import MEET_TIMEOUT, Proposals
+from peer.swarm.pairing.proposals import Proposals
 from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.presence import Presence
 from tests.simulated.p2p.dht import Value
@@ -250,7 +251,7 @@ def test_members_that_decline_every_proposal_keep_no_others_from_meeting(
             await answer(self, stream)
         else:
             await asyncio.sleep(after)
-            await stream.send_last(Decline(reason="has a meeting"), MEET_TIMEOUT)
+            await stream.send_last(Decline(reason="has a meeting"), MESSAGE_TIMEOUT)
 
     async def proposes(self: Proposals, whom: MemberRecord) -> None:
         if int(self._node.member.name.removeprefix("peer")) < honest:

@@ -14,8 +14,8 @@ from peer import __version__, clock
 from peer.config.digest import canonical
 from peer.config.schema import InnerConfig, RunConfig
 from peer.p2p.event_loop import LoopThread
-from peer.p2p.greeting import GREETING_TIMEOUT, WIRE_VERSION, Greeting, MemberIdentity
-from peer.p2p.stream import BadMessage, Message, Refusal, Refused, Stream, StreamLost
+from peer.p2p.greeting import WIRE_VERSION, Greeting, MemberIdentity
+from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Message, Refusal, Refused, Stream, StreamLost
 from tests.unit.virtual import run, stream_pair, took
 
 OTHER_RUN = RunConfig(inner=InnerConfig(learning_rate=0.5))
@@ -136,4 +136,4 @@ def test_a_caller_that_says_nothing_is_given_up(thread: LoopThread) -> None:
     began = clock.monotonic()
     heard, ended = thread.call(conversation(ME, b"", patience=60.0), 60)
     assert isinstance(heard, StreamLost) and ended.startswith("TimeoutError")
-    assert clock.monotonic() - began == took(GREETING_TIMEOUT)
+    assert clock.monotonic() - began == took(MESSAGE_TIMEOUT)

@@ -12,7 +12,7 @@ import pytest
 
 from dht_bootstrap.watch import Watch
 from peer import clock
-from peer.p2p.stream import MESSAGE_CAP, Stream, StreamLost
+from peer.p2p.stream import MESSAGE_CAP, MESSAGE_TIMEOUT, Stream, StreamLost
 from peer.swarm.directory import ended
 from peer.swarm.directory.ended import ENDED_PEERS, ENDED_RUNS, EndedRun, NoMore, ended_runs, last_peer
 from peer.swarm.directory.reader import Entry
@@ -159,4 +159,4 @@ async def has_none(stream: Stream) -> None:
 )
 def test_an_answer_is_believed_within_bounds_and_waited_for_within_seconds(answer: Answer, runs: int) -> None:
     found, seconds, _ = asked(answer)
-    assert len(found) == runs and seconds < 2 * ended.ENDED_TIMEOUT
+    assert len(found) == runs and seconds < 2 * MESSAGE_TIMEOUT
