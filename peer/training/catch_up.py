@@ -7,6 +7,7 @@ from secrets import token_hex
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.rounds.state import State
+from peer.rounds.types import Grouping
 from peer.swarm.healing import STALE_ROUNDS, Replacement
 from peer.swarm.presence import Presence
 from peer.telemetry.metrics import PhaseClock
@@ -31,7 +32,7 @@ def catch_up(
     latest: int | None = None,
 ) -> None:
     """Take the state of a member in a later round, if there is one. A newcomer adopts it; a peer that has trained keeps
-    its own change.
+    its own change. A method without exchange takes nothing: it is the control of those that exchange.
 
     ``reached``: the last round of this peer before its restart; its checkpoint may be older.
     ``latest``: the latest round of the members with which this peer begins; they may be further when it asks them.
@@ -43,7 +44,7 @@ def catch_up(
     else:
         above = round + newcomer_above
     taken = None
-    if latest is None or latest > above:
+    if state.outer.grouping is not Grouping.NOBODY and (latest is None or latest > above):
         taken = presence.take_state(state.room(), timeout, above=above, reached=reached)
     if taken is not None and taken.round > above:
         (state.rebase if state.inner.step else state.adopt)(taken)

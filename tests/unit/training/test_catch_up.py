@@ -6,6 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from peer.config.methods import LocalConfig
+from peer.config.schema import RunConfig
+from peer.outer.method import outer_method
+from peer.outer.slow_weights import SlowWeights
 from peer.rounds.state import Lineage, State
 from peer.swarm.healing import STALE_ROUNDS, Origin
 from peer.training.catch_up import catch_up
@@ -133,6 +137,28 @@ def test_a_checkpoint_that_is_older_than_the_last_rounds_is_no_reason_to_do_them
                 apply(state, contribution(state), "")
         catch_up(resumed, Others(donor), 60.0, reached=reached)  # type: ignore[arg-type]
         assert resumed.counters.round == (2 if taken else 1), reached
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_peer_without_exchange_takes_no_weights_of_others(resumed: bool) -> None:
+    donor, alone = local_state(), local_state()
+    for state, rounds in ((donor, 2 + STALE_ROUNDS), (alone, int(resumed))):
+        for _ in range(rounds):
+            state.inner.run(state.stream.take(H))
+            apply(state, theta(state), "")
+    phi, step = alone.outer.slow.phi.clone(), alone.inner.step
+
+    catch_up(alone, Others(donor), 60.0, reached=2 + STALE_ROUNDS)  # type: ignore[arg-type]
+
+    assert torch.equal(alone.outer.slow.phi, phi) and torch.equal(theta(alone), phi)
+    assert (alone.inner.step, alone.counters.round) == (step, int(resumed))
+    assert alone.counters.root and alone.counters.root != donor.counters.root
+
+
+def local_state() -> PeerState:
+    net = parts.network()
+    outer = outer_method(RunConfig(outer=LocalConfig(name="local")), SlowWeights(net.named_parameters()))
+    return PeerState(parts.inner_loop(net), outer, parts.stream(), "digest", {})
 
 
 class Others:
