@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from peer.config.schema import InnerConfig
 from peer.process import Stop
+from peer.replica import model
 from peer.replica.inner_loop import learning_rate, token_loss
 from tests.unit import parts
 
@@ -189,6 +190,37 @@ def test_a_backward_pass_that_cannot_be_compiled_does_not_end_the_peer(
     inner._loss = lambda *inputs: (_ for _ in ()).throw(torch.OutOfMemoryError("no room"))
     with pytest.raises(torch.OutOfMemoryError):
         inner.run(batches)
+
+
+def mixtral(*, balanced: bool) -> Any:
+    from transformers import MixtralConfig
+
+    sizes = {"vocab_size": 257, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 1}
+    return model.fresh(MixtralConfig(**sizes, **heads, output_router_logits=balanced, router_aux_loss_coef=0.5))
+
+
+@pytest.mark.parametrize("how", ["plain", "compiled", "checkpointed"])
+def test_experts_are_balanced_as_transformers_balances_them_where_the_config_asks_for_it(how: str) -> None:
+    batch = parts.stream().batch(0)
+    targets = batch[:, 1:].contiguous()
+    own, reference, plain = mixtral(balanced=True), mixtral(balanced=True), mixtral(balanced=False)
+    reference(input_ids=batch[:, :-1], labels=targets, shift_labels=targets).loss.backward()
+    if how == "checkpointed":
+        model.checkpoint_activations(own.train())
+    loss_of = torch.compile(token_loss, backend="aot_eager") if how == "compiled" else token_loss
+
+    loss, without = loss_of(own, batch, False), token_loss(plain, batch, False)
+    loss.backward()
+    without.backward()
+
+    assert loss.item() == pytest.approx(without.item(), rel=1e-6)  # what is reported is the cross entropy
+    unlike = set()
+    for (name, it), wanted in zip(own.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(it.grad, wanted.grad, rtol=1e-4, atol=1e-6)
+        if not torch.allclose(it.grad, plain.get_parameter(name).grad, rtol=1e-2, atol=1e-5):
+            unlike.add(name)
+    assert {f"model.layers.{layer}.mlp.gate.weight" for layer in range(2)} <= unlike
 
 
 def test_evaluation_in_micro_batches_is_the_same_mean() -> None:
