@@ -171,11 +171,13 @@ def mean_loss(model: nn.Module, batches: Iterable[Tensor], device: torch.device,
     return loss
 
 
-def mean_loss_by_rows(model: nn.Module, batches: Iterable[Tensor], device: torch.device) -> float:
+def mean_loss_by_rows(
+    model: nn.Module, batches: Iterable[Tensor], device: torch.device, *, autocast: bool = False
+) -> float:
     """As :func:`mean_loss`, one row at a time, where no micro-batch is known: the logits of a whole batch may be 250
     GiB.
     """
-    return mean_loss(model, (row for batch in batches for row in batch.split(1)), device)
+    return mean_loss(model, (row for batch in batches for row in batch.split(1)), device, autocast)
 
 
 def batch_loss(model: nn.Module, batch: Tensor, device: torch.device, autocast: bool) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
 from peer.data.open import corpus_of, validation
-from peer.device.accelerator import pick_device
+from peer.device.accelerator import pick_device, wants_bf16
 from peer.device.memory import is_out_of_memory
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
@@ -102,7 +102,8 @@ def _loss(config: Config, tensors: Tensors) -> float | None:
         network = model.build(config.run)
         network.load_state_dict(tensors, strict=False)
         batches, device = validation(config.run, corpus_of(config.run).validation), pick_device(config.peer.device)
-        return mean_loss_by_rows(network.to(device), batches, device)
+        bf16 = wants_bf16(config.peer.precision, device)  # as the peers evaluate, so that the losses can be compared
+        return mean_loss_by_rows(network.to(device), batches, device, autocast=bf16)
     except (UserError, RunError) as error:
         why = str(error)
     except RuntimeError as error:

@@ -14,7 +14,6 @@ from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.workers import workers
 from peer.process import Stop
 from peer.replica.averaging import MeanWeights
-from peer.replica.inner_loop import mean_loss
 from peer.rounds.contribution import parts, scratch
 
 SampleRow = dict[str, Any]
@@ -47,7 +46,7 @@ class Sampler:
                 "bytes_sent": sum(replica.bytes_sent for replica in self._replicas),
                 "val_loss_mean": mean(losses),
                 "val_loss_worst": max(losses),
-                "val_loss_averaged_model": mean_loss(inner.model, self._validation, inner.device),
+                "val_loss_averaged_model": inner.evaluate(self._validation),
                 "spread": spread,
             }
         )

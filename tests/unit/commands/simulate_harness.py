@@ -35,8 +35,15 @@ def replica_of(name: str, steps: int, inner_steps: int) -> Replica:
     return replica
 
 
-def simulate(method: Method | None = None, replicas: int = 4, run: dict[str, Any] | None = None, **more: Any) -> Any:
+def simulate(
+    method: Method | None = None,
+    replicas: int = 4,
+    run: dict[str, Any] | None = None,
+    peer: dict[str, Any] | None = None,
+    **more: Any,
+) -> Any:
     chosen, name = with_method(config(**(run or {})), method)
+    chosen = chosen.model_copy(update={"peer": chosen.peer.model_copy(update=peer or {})})
     return Simulation(chosen, Options(replicas=replicas, method=name, **more)).run(lambda line: None)
 
 

@@ -25,9 +25,10 @@ from peer.config.model import AutoModel
 from peer.config.schema import Config, EvaluationConfig, LlamaModel, NetworkConfig, PeerConfig, RunConfig, StdlibData
 from peer.data.open import corpus_of, validation
 from peer.errors import RunError, UserError
-from peer.process import Stop, stop_signals
+from peer.process import LoopContext, Stop, stop_signals
 from peer.replica import inner_loop, model
 from peer.replica.inner_loop import mean_loss
+from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from tests.saved import save_checkpoint
 from tests.unit.commands.export.test_models import roformer
@@ -195,10 +196,28 @@ def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_pat
         patch.object(summary, "pick_device", return_value=meta) as picked,
         patch.object(summary, "mean_loss_by_rows", return_value=1.0) as loss,
     ):
+        config = config.model_copy(update={"peer": PeerConfig(precision="bf16")})
         summarize(config, tails, 1.0)  # on the accelerator: a CPU needs hours for a model of 1.1B
     picked.assert_called_once_with(config.peer.device)
     network, _, device = loss.call_args.args
     assert device == meta == next(network.parameters()).device
+    assert loss.call_args.kwargs == {"autocast": True}
+
+
+def test_the_average_of_one_peer_has_its_loss_in_its_precision(tmp_path: Path) -> None:
+    run = CONFIG.run.model_copy(update=text_with_a_set(tmp_path))
+    config = CONFIG.model_copy(update={"run": run, "peer": PeerConfig(precision="bf16")})
+    corpus, cpu = corpus_of(run), torch.device("cpu")
+    batches = validation(run, corpus.validation)
+    inner = replica.replica(config, corpus.train, stream=0, device=cpu, context=LoopContext()).inner
+    with torch.no_grad():
+        for it in inner.model.parameters():
+            it.mul_(8)  # so that bf16 rounds visibly
+    tail = write(tmp_path / "a", [row(1)])
+    weights = {name: it.detach() for name, it in inner.model.named_parameters()}
+    assert save_checkpoint(Checkpoints(tail.folder / "checkpoints", keep=2), 10, {}, {"model": weights}.items())
+    found, own = summarize(config, [tail], 1.0)["swarm"]["val_loss_averaged_model"], inner.evaluate(batches)
+    assert abs(found - own) < 0.1 * abs(found - mean_loss(inner.model, batches, cpu)), (found, own)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,11 @@ def test_muon_is_another_run_and_the_same_for_a_seed_whatever_the_threads() -> N
     assert one["curves"][0] == other["curves"][0] and one["swarm"] != other["swarm"]
 
 
+def test_the_averaged_model_is_evaluated_in_the_precision_of_the_replicas() -> None:
+    curves = simulate(peer={"precision": "bf16"}, replicas=2)["curves"]
+    assert curves[0]["val_loss_averaged_model"] == curves[0]["val_loss_mean"]  # all begin with the same weights
+
+
 def test_another_seed_is_another_run() -> None:
     losses = {simulate(run={"seed": seed})["swarm"]["val_loss_mean"] for seed in range(3)}
     assert len(losses) == 3
