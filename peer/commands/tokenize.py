@@ -1,8 +1,8 @@
 """``noloco-peer tokenize``: text, JSON Lines or Parquet into Parquet with token ids, for ``run.data.name: parquet``.
 
 Each file becomes one file, written whole or not at all: a second call continues where the first was interrupted. Two at
-once each write it whole. A row is a document with its end token; row groups have about a million tokens, pages a
-checksum.
+once each write it whole. A row is a document with its start and end tokens; row groups have about a million tokens,
+pages a checksum.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
         target = out / f"{stem}-{crc32(str(path).encode()):08x}.parquet"  # two folders may have files of the same name
         made_of = {"file": str(path), "bytes": size(path), "changed": path.stat().st_mtime_ns, "column": column}
         made_of |= {"vocabulary": tokenizer.known, "end": tokenizer.end}
+        made_of |= {"start": tokenizer.start} if tokenizer.start else {}  # files without any are not made again
         metadata = {**made_with, MADE_OF: json.dumps(made_of).encode()}
         if target.exists() and metadata.items() <= _metadata(target).items():
             say(f"{path}: {target} is there already")

@@ -20,7 +20,7 @@ from peer.data.sources import opening
 from peer.data.sources.documents import TOKENISED_AT_ONCE, Split
 from peer.data.sources.source import paths, without
 from peer.data.sources.text import PIECE_BYTES, pieces
-from peer.data.tokenizer import Bytes, Tokenizer, Tokens, dtype
+from peer.data.tokenizer import Bytes, Tokenizer, Tokens, dtype, framed
 from peer.data.tokenizer import load as load_tokenizer
 from peer.errors import UserError
 
@@ -139,9 +139,7 @@ def _split(documents: Iterable[tuple[bytes, bytes]], tokenizer: Tokenizer) -> tu
 def _tokens(documents: Iterable[bytes], tokenizer: Tokenizer) -> Tokens:
     kind = dtype(tokenizer.vocabulary)
     found: list[Tokens] = []
-    end: Tokens = np.array([tokenizer.end], dtype=kind)
     left = iter(documents)
     while some := list(islice(left, TOKENISED_AT_ONCE)):
-        for tokens in tokenizer.encode(some):
-            found += (tokens, end)
+        found += (framed(tokens, tokenizer) for tokens in tokenizer.encode(some))
     return np.concatenate(found).astype(kind, copy=False) if found else np.empty(0, dtype=kind)

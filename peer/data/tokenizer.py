@@ -25,16 +25,17 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 class Tokenizer(Protocol):
     """``known``: the number of the tokenizer's ids. ``vocabulary``: the number of the model's ids, not less than that.
-    ``end``: the id after every document.
+    ``start``: the ids before every document, often none; ``end``: the id after it.
     """
 
     name: str
     known: int
     vocabulary: int
+    start: tuple[int, ...]
     end: int
 
     def encode(self, texts: Sequence[str | bytes]) -> list[Tokens]:
-        """The ids of each text, without ``end``. A text in bytes may be anything, also not UTF-8."""
+        """The ids of each text, without ``start`` and ``end``. A text in bytes may be anything, also not UTF-8."""
 
     def tokens(self) -> dict[str, int]:
         """The id of each token, in the notation of transformers."""
@@ -44,6 +45,7 @@ class Bytes:
     """A token is a byte."""
 
     name, known, end = BYTES, BYTE_VOCABULARY, SEPARATOR
+    start: tuple[int, ...] = ()
 
     def __init__(self, vocabulary: int = BYTE_VOCABULARY) -> None:
         self.vocabulary = vocabulary
@@ -68,7 +70,7 @@ class HuggingFace:
                 f"run.data.tokenizer.vocabulary: {settings.vocabulary} is too small, {self.name} has {known} tokens; "
                 f"set it to {known} or more"
             )
-        self.end = self._end(settings.end)
+        self.start, self.end = self._start(), self._end(settings.end)
         self._dtype = dtype(self.vocabulary)
         self._fast = getattr(self._tokenizer, "backend_tokenizer", None)  # None: a tokenizer in Python
         if self._fast is not None:
@@ -93,6 +95,12 @@ class HuggingFace:
         """Write the files that transformers loads."""
         self._tokenizer.save_pretrained(folder)
 
+    def _start(self) -> tuple[int, ...]:
+        """What the tokenizer itself puts before a text: who loads an exported folder puts it there too."""
+        bare, whole = (self._tokenizer("a", add_special_tokens=it)["input_ids"] for it in (False, True))
+        found = (at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
+        return tuple(whole[: next(found, 0)])
+
     def _end(self, wish: str | None) -> int:
         found = self._tokenizer.eos_token_id if wish is None else self._tokenizer.get_vocab().get(wish)
         if found is None:
@@ -104,6 +112,19 @@ class HuggingFace:
 def load(settings: TokenizerConfig) -> Tokenizer:
     """Raises :class:`UserError` for a tokenizer that is missing or does not fit the configuration."""
     return Bytes(settings.vocabulary) if settings.name == BYTES else HuggingFace(settings)
+
+
+def unframed(ids: NDArray[Any], tokenizer: Tokenizer) -> NDArray[Any]:
+    """``ids`` of a document without its start and end, which the rows of token files may have or not."""
+    size = len(tokenizer.start)
+    begins = size if tuple(ids[:size].tolist()) == tokenizer.start else 0
+    return ids[begins : len(ids) - int(len(ids) > begins and ids[-1] == tokenizer.end)]
+
+
+def framed(ids: Tokens, tokenizer: Tokenizer) -> Tokens:
+    """``ids`` of a document with its start and its end, each once."""
+    start, end = (np.array(it, dtype=ids.dtype) for it in (tokenizer.start, [tokenizer.end]))
+    return np.concatenate((start, unframed(ids, tokenizer), end))
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

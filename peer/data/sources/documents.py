@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.data.sources.source import Document, DocumentSource
-from peer.data.tokenizer import Tokenizer, Tokens, dtype
+from peer.data.tokenizer import Tokenizer, Tokens, dtype, framed, unframed
 from peer.errors import UserError
 
 HELD_OUT_ROWS = 100  # one row in 100 is held out, if a source has no validation split
@@ -56,7 +56,7 @@ class Split:
         return f"{crc32(chr(10).join(self.source.names).encode()):08x}"
 
     def documents(self, start: DataPosition, *, seed: int, stream: int) -> Iterator[tuple[DataPosition, Tokens]]:
-        """An endless stream of documents, each with its end token, from ``start`` on."""
+        """An endless stream of documents, each with its start and end tokens, from ``start`` on."""
         place = start
         while True:
             order = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, stream, place.epoch, ORDER])))
@@ -104,7 +104,7 @@ class Split:
         return np.concatenate(found)
 
     def in_order(self) -> Iterator[Tokens]:
-        """All documents in the order of the files, each with its end token."""
+        """All documents in the order of the files, each with its start and end tokens."""
         for shard in range(len(self.source.names)):
             for _, tokens in self._rows(shard, 0, 0, 1):
                 yield tokens
@@ -115,15 +115,14 @@ class Split:
         rows = (
             (row, it)
             for row, it in self.source.rows(shard, start, lambda row: row % parts == part)
-            if self.held_out is None or self.held_out == _is_held_out(it, self.tokenizer.end)
+            if self.held_out is None or self.held_out == _is_held_out(it, self.tokenizer)
         )
         while some := list(islice(rows, at_once)):
             texts = iter(self.tokenizer.encode([it for _, it in some if isinstance(it, str)]))
             for row, it in some:
                 ids = next(texts) if isinstance(it, str) else self._checked(it, shard, row)
                 if len(ids):
-                    ended = ids[-1] == self.tokenizer.end
-                    yield row, ids if ended else np.append(ids, ids.dtype.type(self.tokenizer.end))
+                    yield row, framed(ids, self.tokenizer)
 
     def _checked(self, ids: NDArray[np.integer[Any]], shard: int, row: int) -> Tokens:
         bad = ids[(ids < 0) | (ids >= self.tokenizer.vocabulary)]
@@ -135,9 +134,9 @@ class Split:
         return ids.astype(dtype(self.tokenizer.vocabulary))
 
 
-def _is_held_out(document: Document, end: int) -> bool:
-    """Token ids may have their end token or not, as it is added to those without."""
+def _is_held_out(document: Document, tokenizer: Tokenizer) -> bool:
+    """Token ids may have their start and end tokens or not, as these are added to those without."""
     if isinstance(document, str):
         return crc32(document.encode("utf-8")) % HELD_OUT_ROWS == 0
-    ids = document[:-1] if len(document) and document[-1] == end else document
+    ids = unframed(document, tokenizer)
     return crc32(ids.astype("<i8", copy=False).tobytes()) % HELD_OUT_ROWS == 0

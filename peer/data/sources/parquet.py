@@ -16,7 +16,7 @@ from peer.data.tokenizer import Tokenizer, fingerprint
 from peer.errors import UserError, one_line
 
 BATCH_ROWS = 256  # rows that are read at once
-# In the file's metadata, by noloco-peer tokenize: the tokenizer's name and fingerprint, and JSON with the end's id.
+# In the file's metadata, by noloco-peer tokenize: the tokenizer's name and fingerprint, and JSON with start and end.
 TOKENIZER, FINGERPRINT, MADE_OF = b"noloco.tokenizer", b"noloco.tokenizer.fingerprint", b"noloco.source"
 
 
@@ -34,7 +34,7 @@ class RowGroup:
 class Parquet:
     """A :class:`peer.data.sources.source.DocumentSource` of ``files``; reads the first of ``columns`` that exists.
 
-    If a file says which tokenizer and end it was made with, those must be of ``tokenizer``.
+    If a file says which tokenizer, start and end it was made with, those must be of ``tokenizer``.
     """
 
     def __init__(self, files: list[Path], columns: tuple[str, ...], tokenizer: Tokenizer) -> None:
@@ -84,26 +84,36 @@ def _groups(path: Path, columns: tuple[str, ...], tokenizer: Tokenizer, own: Cal
         raise UserError(f"{path}: was made with the tokenizer {made_with}, run.data.tokenizer.name is {tokenizer.name}")
     if theirs and theirs != own():
         raise UserError(f"{path}: was made with another tokenizer called {made_with}; tokenize again, or use that")
-    if made_with and (end := _end(metadata)) not in (None, tokenizer.end):
-        names = {id: token for token, id in tokenizer.tokens().items()}
-        found, own_end = names.get(end, end), names.get(tokenizer.end)
-        raise UserError(
-            f"{path}: its documents end with {found!r} and those of the run with {own_end!r}; set "
-            f"run.data.tokenizer.end to {found!r}, or tokenize again"
-        )
+    if made_with:
+        _require_frame(path, metadata, tokenizer)
     if not sum(rows):
         raise UserError(f"{path} has no rows; remove it or take it out of the patterns of run.data")
     wanted = (column, MASK_COLUMN) if MASK_COLUMN in names and column != MASK_COLUMN else (column,)
     return [RowGroup(path, total, index, sum(rows[:index]), wanted) for index, count in enumerate(rows) if count]
 
 
-def _end(metadata: dict[bytes, bytes]) -> int | None:
-    """The id of the token that ends each document; ``None`` if the file does not say it."""
+def _require_frame(path: Path, metadata: dict[bytes, bytes], tokenizer: Tokenizer) -> None:
+    """Raises :class:`UserError` if the file says another start or end of its documents than the run has. Rows of a file
+    that says no start get the run's.
+    """
     try:
-        end = json.loads(metadata[MADE_OF])["end"]
+        made_of = dict(json.loads(metadata[MADE_OF]))
     except (KeyError, TypeError, ValueError, RecursionError):
-        return None
-    return end if isinstance(end, int) else None
+        return
+    names = {id: token for token, id in tokenizer.tokens().items()}
+    start, end = made_of.get("start"), made_of.get("end")
+    if isinstance(start, list) and start != list(tokenizer.start):
+        found, own = ("".join(str(names.get(it, it)) for it in ids) for ids in (start, tokenizer.start))
+        raise UserError(
+            f"{path}: its documents start with {found!r} and those of the run with {own!r}; set "
+            "run.data.tokenizer.path to the tokenizer that made it, or tokenize again"
+        )
+    if isinstance(end, int) and end != tokenizer.end:
+        found, own = names.get(end, str(end)), names.get(tokenizer.end, "")
+        raise UserError(
+            f"{path}: its documents end with {found!r} and those of the run with {own!r}; set "
+            f"run.data.tokenizer.end to {found!r}, or tokenize again"
+        )
 
 
 def _opened(path: Path) -> Any:

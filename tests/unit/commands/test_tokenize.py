@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +152,33 @@ def test_another_end_than_the_run_has_is_a_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"end with 'a' and those of the run with '<\|end\|>'; set run\.data\.token"):
         corpus.load(data)
     assert corpus.load(data.model_copy(update={"tokenizer": own.model_copy(update={"end": "a"})}))
+
+
+def test_files_begin_as_their_tokenizer_begins_a_text_and_another_start_is_a_line(tmp_path: Path) -> None:
+    """Files that say no start, as of an earlier version, get the run's."""
+    own = bpe(tmp_path / "small", start="<|begin|>")
+    shutil.copytree(tmp_path / "small", tmp_path / "other")
+    same_tokens = json.loads((tmp_path / "other" / "tokenizer.json").read_text()) | {"post_processor": None}
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(same_tokens))
+    jsonl(tmp_path / "a.jsonl", texts())
+    out = tmp_path / "out"
+    run([f"{tmp_path}/a.jsonl"], out, str(tmp_path / "small"))
+    data = ParquetData(name="parquet", train=(f"{out}/*.parquet",), sequence_length=16, tokenizer=own)
+    tokenizer, (path,) = load(own), out.iterdir()
+    whole = [it.tolist() for it in split(data).in_order()]
+    assert all(it[0] == tokenizer.start[0] != it[1] and it[-1] == tokenizer.end for it in whole)
+    table = pq.read_table(path)
+    assert table["input_ids"].to_pylist() == whole
+    without = data.model_copy(update={"tokenizer": own.model_copy(update={"path": tmp_path / "other"})})
+    with pytest.raises(UserError, match=r"start with '<\|begin\|>' and those of the run with ''; set run\.data"):
+        corpus.load(without)
+
+    said = json.loads(table.schema.metadata[b"noloco.source"])
+    assert said.pop("start") == list(tokenizer.start)
+    earlier = table.set_column(0, "input_ids", pa.array([it[1:] for it in whole])).drop_columns("attention_mask")
+    earlier = earlier.replace_schema_metadata({**table.schema.metadata, b"noloco.source": json.dumps(said)})
+    pq.write_table(earlier, path)
+    assert [it.tolist() for it in split(data).in_order()] == whole
 
 
 @pytest.mark.parametrize("metadata", [{}, {"noloco.source": "{"}, {"noloco.source": "[]"}, {"noloco.source": "{}"}])

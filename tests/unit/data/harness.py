@@ -106,21 +106,26 @@ def stream(settings: AnyData, number: int = 0, *, batch_size: int = BATCH, seed:
 
 
 def bpe(
-    folder: Path, vocabulary: int = 300, *, name: str = "small", words: Sequence[str] | None = None
+    folder: Path, vocabulary: int = 300, *, name: str = "small", words: Sequence[str] | None = None, start: str = ""
 ) -> TokenizerConfig:
-    """A real Hugging Face tokenizer, trained on ``words`` (:func:`texts`) and saved as one saves them."""
+    """A real Hugging Face tokenizer, trained on ``words`` (:func:`texts`) and saved as one saves them. ``start``:
+    what it puts before each text, as Llama 3's does.
+    """
     from tokenizers import Tokenizer as Fast
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     fast = Fast(models.BPE())
     fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=["<|end|>"],
+        special_tokens=["<|end|>", *([start] if start else [])],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     fast.train_from_iterator(texts() if words is None else words, trainer)
+    if start:
+        special = [(start, fast.token_to_id(start))]
+        fast.post_processor = processors.TemplateProcessing(single=f"{start} $A", special_tokens=special)
     PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<|end|>").save_pretrained(folder)
     return TokenizerConfig(name=name, vocabulary=vocabulary, path=folder)

@@ -14,7 +14,8 @@ from peer.config.digest import digest
 from peer.config.schema import LlamaModel, RunConfig
 from peer.data import corpus
 from peer.data.sources import text
-from peer.data.tokenizer import Bytes, fingerprint, load
+from peer.data.sources.documents import Split
+from peer.data.tokenizer import Bytes, fingerprint, framed, load, unframed
 from peer.errors import UserError
 from peer.process import LoopContext
 from peer.replica import model
@@ -38,6 +39,41 @@ def test_a_tokenizer_from_a_folder_gives_the_text_back_with_its_own_end_behind_i
     said = decoded(tmp_path / "tok", ids.tolist()).split("<|end|>")
     assert len(said) >= 2 and set(said[:-1]) <= set(texts(200))
     assert len(ids) < sum(map(len, said[:-1])) / 1.5  # it has merges
+
+
+def test_a_document_begins_as_the_exported_tokenizer_begins_a_text(tmp_path: Path) -> None:
+    """The folder gave the model a first token that it had never seen."""
+    from transformers import AutoTokenizer
+
+    own = bpe(tmp_path / "tok", start="<|begin|>")
+    tokenizer = load(own)
+    tokenizer.save(tmp_path / "exported")  # type: ignore[attr-defined]
+    exported = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    jsonl(tmp_path / "a.jsonl", texts())
+    said = " ".join(texts(40))
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(said)
+    rows = JsonlData(name="jsonl", train=(f"{tmp_path}/a.jsonl",), tokenizer=own, sequence_length=16)
+    file = TextData(name="text", train=(f"{tmp_path}/a.txt",), validation=(f"{tmp_path}/b.txt",), tokenizer=own)
+    for found, known in ((corpus.load(rows).train, texts()), (corpus.load(file).train, [said])):
+        documents = [it.tolist() for it in found.in_order()] if isinstance(found, Split) else [found.tolist()]
+        assert documents and all(ids[-1] == tokenizer.end for ids in documents)
+        expected = [exported(text).input_ids for text in known]
+        assert expected[0][0] == exported.convert_tokens_to_ids("<|begin|>")
+        assert all(ids[:-1] in expected for ids in documents)
+    assert load(bpe(tmp_path / "plain")).start == Bytes().start == ()
+
+
+def test_rows_of_token_ids_get_what_they_lack_and_are_held_out_alike(tmp_path: Path) -> None:
+    tokenizer = load(bpe(tmp_path, start="<|begin|>"))
+    bare = tokenizer.encode(["a peer"])[0]
+    start, end = np.array(tokenizer.start, bare.dtype), np.array([tokenizer.end], bare.dtype)
+    whole = [*tokenizer.start, *bare.tolist(), tokenizer.end]
+    for ids in (bare, np.append(bare, end), np.append(start, bare), np.array(whole, bare.dtype)):
+        assert framed(ids, tokenizer).tolist() == whole
+        assert unframed(ids, tokenizer).tolist() == bare.tolist()
+    for only in (start, end, bare[:0]):
+        assert framed(only, tokenizer).tolist() == [*tokenizer.start, tokenizer.end]
 
 
 def test_a_tokenizer_json_alone_needs_to_be_told_its_end(tmp_path: Path) -> None:
