@@ -138,7 +138,8 @@ class Matching:
         """Look for others and answer them, for the boundary that ends ``round``."""
 
     def group_for(self, round: int, after: int | None = None) -> Group:
-        """The group that averages at the boundary that ends ``round``.
+        """The group that averages at the boundary that ends ``round``. Blocks. Called from the training thread, or,
+        with ``after``, from the helper thread of an overlapped swap.
 
         ``after``: number of the inner phase that has ended, when the next one runs at the same time (pairs only).
         """

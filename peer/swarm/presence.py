@@ -50,7 +50,11 @@ class Vitals(NamedTuple):
 
 
 class Presence:
-    """One per process. ``grouping`` and ``equal_replicas`` are properties of the method."""
+    """One per process. ``grouping`` and ``equal_replicas`` are properties of the method.
+
+    Used by the training thread; :meth:`group_for` also by the helper thread of an overlapped swap, which has returned
+    before the training thread calls :meth:`ended`. Any thread reads :attr:`size`.
+    """
 
     def __init__(
         self,

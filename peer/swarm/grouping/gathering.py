@@ -50,7 +50,7 @@ class GroupMatching(Matching):
         self._leads = False  # at this boundary
         self._sent_by = ""  # id of the leader that says, at this boundary, that this peer has other weights
 
-    # -- from the main thread
+    # -- from the training thread
 
     def start(self, round: int) -> None:
         self._round = round

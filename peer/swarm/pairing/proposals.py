@@ -50,7 +50,7 @@ SWAPS_ENDED = "has made its last swap"  # why it declines: it is not asked again
 
 
 class Proposals:
-    """Leads to an :class:`Agreement`. Belongs to the network thread."""
+    """Leads to an :class:`Agreement`. Belongs to the network thread; :meth:`count` only reads, from any thread."""
 
     def __init__(self, context: SwarmContext, settings: RendezvousConfig, origin: Origin, agreement: Agreement) -> None:
         self._context, self._settings, self._origin, self._agreement = context, settings, origin, agreement

@@ -47,7 +47,7 @@ class PairMatching(Matching):
         self._agreement = Agreement(context, self._missed)
         self._proposals = Proposals(context, settings, origin, self._agreement)
 
-    # -- from the main thread
+    # -- from the training thread
 
     def start(self, round: int) -> None:
         self._agreement.round = round
