@@ -132,7 +132,7 @@ class Overlapped(Boundary):
         if self.counters.unopened is None:  # a member's state has replaced that of the phase
             self.presence.matching.postpone("took the weights of a member")
             return
-        round, progress = self.counters.round - 1, self.context.progress
+        round, progress = self.counters.round - 1, self.context.progress  # cross() has counted it
 
         after = ended.number if progress.phases > ended.number else None  # None: no inner steps run meanwhile
 

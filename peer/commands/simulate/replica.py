@@ -88,7 +88,7 @@ class Replica:
 
     @property
     def tokens(self) -> int:
-        """Since the last boundary: the weight that it claims for its contribution."""
+        """Of this round: the weight that it claims for its contribution."""
         return self.state.counters.phase_tokens
 
     @property

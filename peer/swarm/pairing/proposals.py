@@ -138,7 +138,7 @@ class Proposals:
                         return
                     await self._propose(record)
         except TimeoutError:
-            log.info("no partner found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreement.round))
+            log.info("no partner found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreement.round + 1))
 
     def count(self) -> int:
         """Members to ask."""

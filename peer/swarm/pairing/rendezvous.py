@@ -147,5 +147,5 @@ class PairMatching(Matching):
         self._node.proven.discard(peer_id)
 
     def _cancel(self, meeting: Meeting, reason: str) -> None:
-        log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._agreement.round))
+        log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._agreement.round + 1))
         self._agreement.cancel(meeting)

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from peer import clock
+from peer.logs import LOGGER
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.backoff import PeerBackoff
@@ -81,7 +82,9 @@ def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(avoided: str, off: b
 
 
 @pytest.mark.parametrize(("eta", "waited"), [(25.0, 0.0), (9.0, 1.5 * 9.0 + 2.0)])
-def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(eta: float, waited: float) -> None:
+def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(
+    eta: float, waited: float, caplog: pytest.LogCaptureFixture
+) -> None:
     """A boundary came earlier than announced: the wait was three phases, and could pass the deadline of the round."""
 
     async def meet() -> tuple[float, list[str]]:
@@ -97,7 +100,9 @@ def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(eta: flo
         assert theirs is not None
         return clock.monotonic() - began, avoided
 
+    caplog.set_level("INFO", logger=LOGGER)
     seconds, avoided = run(meet())
+    assert "round=1" in caplog.text, "the number that the round has in the line of its end"
     assert seconds == pytest.approx(waited, abs=0.3) and bool(avoided) == bool(waited)
 
 
@@ -222,6 +227,20 @@ def test_who_does_not_answer_is_asked_last_and_given_up_if_nothing_else_comes_fr
     proposals = asyncio.run(propose())
     assert bool(proposals._silent) is silent
     assert (members.forget.called, node.hang_up.called) == (forgotten, hung_up)
+
+
+def test_a_boundary_without_a_partner_has_the_number_of_its_round(caplog: pytest.LogCaptureFixture) -> None:
+    """The line that ends the round counts from 1; this one counted from 0."""
+    agreement: Any = SimpleNamespace(round=3)
+
+    async def ask_around() -> None:
+        proposals = Proposals(Mock(), Mock(), Mock(), agreement)
+        proposals._answered.clear()  # its last proposal stays open
+        await proposals.ask_around()
+
+    caplog.set_level("INFO", logger=LOGGER)
+    run(ask_around())
+    assert "no partner found" in caplog.text and "round=4" in caplog.text
 
 
 def test_who_answers_a_proposal_with_nonsense_is_avoided() -> None:
