@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from peer import logs
 from peer.api.account import Round, StepAccount, one_number, token_count
-from peer.api.config import OwnConfig, resolve, settings_of
+from peer.api.config import OwnConfig, of_keywords, resolve, settings_of
 from peer.api.shared import of_swarm
 from peer.api.state import OwnState
 from peer.api.weights import (
@@ -116,16 +116,9 @@ class OuterLoop:
 
         Raises :class:`peer.UserError` and :class:`peer.RunError`, each with one line.
         """
-        keywords = {
-            "run.name": run,
-            "run.outer.name": method,
-            "run.inner_steps": inner_steps,
-            "run.steps": steps,
-            "run.tag": tag,
-            "peer.initial_peers": initial_peers,
-            "peer.name": name,
-        }
-        given = {key: value for key, value in keywords.items() if value is not None}
+        given = of_keywords(
+            run=run, method=method, inner_steps=inner_steps, steps=steps, tag=tag, peers=initial_peers, name=name
+        )
         optimizers = optimizers_of(optimizer)
         return cls(model, resolve(config, {**given, **settings_of(settings)}, ask=of_swarm), optimizers, state)
 
