@@ -147,9 +147,10 @@ class OuterLoop:
         counters.phase_steps_done += 1
         self._account.add(tokens, loss)
         self._progress.tick()
-        self._boundary.between_steps()
         if self._length.remaining() <= 0 or self._length.time_up:
             self._cross()
+        else:
+            self._boundary.between_steps()
         self._whole = True
         if self.done:
             self.close()

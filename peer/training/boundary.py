@@ -45,7 +45,9 @@ class Boundary(ABC):
         self.rollback = Rollback(self.state, self._undone, self.validation.sample_losses if self.validation else None)
 
     def between_steps(self) -> None:
-        """Call it before each inner step."""
+        """Call it once between two inner steps, and once before the first: it looks at the loss of the step before, and
+        opens parts for the next one. A running swap counts these calls as inner steps.
+        """
         self.rollback.look()
 
     def cut(self) -> None:

@@ -105,6 +105,18 @@ def test_after_the_last_step_no_phase_begins(step: int, monkeypatch: pytest.Monk
     assert ("close" in called) == (step == 99)
 
 
+@pytest.mark.parametrize("remaining", [5, 0])
+def test_the_swap_is_continued_once_a_step(remaining: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts these calls as inner steps. At a boundary there were two."""
+    monkeypatch.setattr("peer.api.loop.require_finite", lambda *_: None)
+    monkeypatch.setattr("peer.api.loop.require_same", lambda *_: None)
+    outer, watched = watched_loop()
+    watched._length.remaining.return_value = remaining
+    outer.step(7)
+    called = [call[0] for call in watched.mock_calls]
+    assert called.count("_boundary.between_steps") == 1 and ("_boundary.cross" in called) == (remaining == 0)
+
+
 @pytest.mark.parametrize("where", ["between_steps", "cross"])
 def test_a_step_that_did_not_end_is_not_continued(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception may leave a part of a swap neither opened nor asked for: close() waited for it without an end."""
