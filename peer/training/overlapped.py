@@ -73,6 +73,7 @@ class Overlapped(Boundary):
         self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
         with self.state.outer.slow.changing:  # a donor copies its state
             self.state.cross_boundary()
+            # no element has it yet; ``None`` at the launch tells that another state came between
             self.counters.unopened = 0
         return True
 
@@ -168,7 +169,7 @@ class Overlapped(Boundary):
                 for index, own, change in swap.opening.open(wanted, self.state.inner.step, wait=idle):
                     self.counters.unopened = mailbox.parts[index][1] if index + 1 < len(mailbox.parts) else None
                     mailbox.put(index, OpenPart(own, change))
-        if result is not None and not mailbox.unopened():
+        if result is not None and not mailbox.parts_left():
             self._swap = None
             if swap.harm:
                 blamed = (result.partner_id,)
