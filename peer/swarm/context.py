@@ -137,11 +137,12 @@ class Matching:
     def start(self, round: int) -> None:
         """Look for others and answer them, for the boundary that ends ``round``."""
 
-    def group_for(self, round: int, after: int | None = None) -> Group:
+    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
         """The group that averages at the boundary that ends ``round``. Blocks. Called from the training thread, or,
-        with ``after``, from the helper thread of an overlapped swap.
+        with ``ended_phase``, from the helper thread of an overlapped swap.
 
-        ``after``: number of the inner phase that has ended, when the next one runs at the same time (pairs only).
+        ``ended_phase``: number of the inner phase that has ended, if the next one runs meanwhile (pairs only);
+        ``None``: this peer waits at the boundary.
         """
         return Group(round)
 

@@ -185,9 +185,9 @@ class Presence:
             clock.sleep(START_PERIOD)
         return None
 
-    def group_for(self, round: int, after: int | None = None) -> Group:
+    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
         """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""
-        self._group = self.matching.group_for(round, after)
+        self._group = self.matching.group_for(round, ended_phase)
         return self._group
 
     def still(self, group: Group) -> Group:

@@ -82,7 +82,7 @@ class Boundary(ABC):
     def _merge_at_the_end(self, outer: NoLoCo) -> None:
         outer.end_run()
         self.presence.matching.end_run()
-        self.rollback.rest()
+        self.rollback.training_ended()
         for _ in range(last_swaps(self.presence.matching.last_partners() + 1, self._merged)):
             if self.context.away or not self.presence.matching.last_partners():
                 return
@@ -92,7 +92,7 @@ class Boundary(ABC):
     def judge(self) -> None:
         """Judge the last merge before the next one."""
         began = clock.monotonic()
-        self.rollback.end(left=self.phase_length.steps_left, sampled=not self.context.stop.requested)
+        self.rollback.judge_before_next(left=self.phase_length.steps_left, sampled=not self.context.stop.requested)
         self.context.progress.judged(clock.monotonic() - began)
 
     def _undone(self, trial: Trial, detail: str) -> None:

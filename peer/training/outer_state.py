@@ -101,7 +101,7 @@ class OuterState(ABC):
         self.counters.phase_tokens = 0
         self.begin_phase()
 
-    def open_rest(self) -> None:
+    def open_remaining(self) -> None:
         """After a restore: the elements that had no outer step yet take it, in a group of this peer alone. A checkpoint
         cannot know whether a partner has the phase's change since.
         """

@@ -135,10 +135,10 @@ class Overlapped(Boundary):
             return
         round, progress = self.counters.round - 1, self.context.progress  # cross() has counted it
 
-        after = ended.number if progress.phases > ended.number else None  # None: no inner steps run meanwhile
+        ended_phase = ended.number if progress.phases > ended.number else None  # else no inner steps run meanwhile
 
         def meet() -> Group:
-            group = self.presence.group_for(round, after)
+            group = self.presence.group_for(round, ended_phase)
             return replace(group, tokens=ended.tokens, phase_seconds=progress.phase_seconds)
 
         mailbox = self.exchange.start(progress.step_seconds, meet)
@@ -176,7 +176,7 @@ class Overlapped(Boundary):
                 result = replace(
                     result, outcome=Outcome.POISONED, reason=Reason.HARMFUL, detail=swap.harm, culprits=blamed
                 )
-            self.rollback.ended(result)
+            self.rollback.all_applied(result)
             self.presence.ended(result)
             self.report(swap.boundary, replace(result, staleness=fmean(swap.late) if swap.late else 0.0))
 

@@ -159,7 +159,7 @@ class Replica:
 
     def swapped(self, partner: str) -> None:
         """There are no further corrections."""
-        self.rollback.ended(_merge(partner))
+        self.rollback.all_applied(_merge(partner))
 
     def _sample(self) -> list[float]:
         return [self.state.inner.evaluate([batch]) for batch in self.validation]
@@ -172,7 +172,7 @@ class Replica:
 
     def judge(self) -> None:
         """Judge the last merge before the next one."""
-        self.rollback.end(left=self.steps - self.state.inner.step)
+        self.rollback.judge_before_next(left=self.steps - self.state.inner.step)
 
     def _batches(self, steps: int) -> Iterator[Tensor]:
         for batch in self.state.stream.take(steps):

@@ -54,15 +54,16 @@ class PairMatching(Matching):
         self._node.call(self._node.serve_members(MEET_PROTOCOL, self._proposals.answer), OPEN_TIMEOUT)
         self._node.spawn(self._proposals.seek())
 
-    def group_for(self, round: int, after: int | None = None) -> Group:
+    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
         """The partner that is at this boundary too, or none. Never waits longer than announced."""
         self._agreement.round = round
         phase_seconds = self._boundary.progress.phase_seconds or 0.0
-        linger = 0.0 if after is None else LINGER_PHASES * phase_seconds
+        linger = 0.0 if ended_phase is None else LINGER_PHASES * phase_seconds
         if self._boundary.run_ended:
             linger = self._patience
         patience = linger + 4 * phase_seconds + 4 * (PARTNER_SLACK + MEET_TIMEOUT)
-        return self._node.call(self._meet(self._boundary.progress.phases if after is None else after, linger), patience)
+        phase_number = self._boundary.progress.phases if ended_phase is None else ended_phase
+        return self._node.call(self._meet(phase_number, linger), patience)
 
     def postpone(self, reason: str = "our last swap has not ended") -> None:
         self._node.spawn(self._agreement.postpone(reason))

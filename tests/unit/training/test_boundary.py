@@ -49,8 +49,8 @@ class Presence:
     def postpone(self, reason: str = "") -> None:
         self.postponed += 1
 
-    def group_for(self, round: int, after: int | None = None) -> Group:
-        self.asked.append((round,) if after is None else (round, after))
+    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
+        self.asked.append((round,) if ended_phase is None else (round, ended_phase))
         return Group(round)
 
     def still(self, group: Group) -> Group:
