@@ -36,7 +36,7 @@ from peer.swarm.state_transfer.join import take_from, take_state
 log = get_logger("presence")
 
 RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; twice as many after each failure
-RETRY_DOUBLINGS = 6
+RETRY_DOUBLINGS = 6  # at most: 128 rounds
 KEPT_PHASES = 4  # inner phases for which a partner stays a candidate without a record
 START_PERIOD = 0.2  # seconds between two looks at the members that are known, while others are awaited
 

@@ -32,7 +32,7 @@ log = get_logger("rendezvous")
 
 PARTNER_SLACK = 2.0  # seconds that a partner may be late, in addition to half of the time that it announced
 MISSED_PHASES = 1.0  # inner phases for which a partner that did not come once is left out
-LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner at its boundary
+LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner before it goes on alone
 
 
 class PairMatching(Matching):
