@@ -66,8 +66,8 @@ class Blocking(Boundary):
                 break
         with phase("apply"), self.outer.slow.changing:
             if averaged.outcome is Outcome.MERGED and isinstance(self.outer, NoLoCo):
-                self.outer.merge(averaged.mean)
-                self.rollback.begin([(0, averaged.mean)], averaged)
+                correction = self.outer.merge(averaged.mean)
+                self.rollback.begin([(0, correction)], averaged)
             elif averaged.outcome in (Outcome.MERGED, Outcome.ALONE) or not self.outer.equal_replicas:
                 self.outer.apply(averaged.mean)
             self.state.cross_boundary(averaged.digest, members=len(averaged.partners) + 1)

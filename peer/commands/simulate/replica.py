@@ -117,8 +117,8 @@ class Replica:
         if delay:
             self.pending = Pending(mean, delay, self.fast_weights())
         elif partner:
-            self.pairwise.merge(mean)
-            self.try_merge([(0, mean)], partner)
+            correction = self.pairwise.merge(mean)
+            self.try_merge([(0, correction)], partner)
         else:
             self.state.outer.apply(mean)
 
