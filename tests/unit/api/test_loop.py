@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import peer
 from peer import logs
 from peer.api.loop import OuterLoop
 from peer.errors import RunError, UserError
@@ -27,7 +28,7 @@ def watched_loop(step: int = 5, total: int = 100) -> tuple[OuterLoop, Any]:
     outer, watched = object.__new__(OuterLoop), Mock()
     for name in NAMES:
         setattr(outer, name, getattr(watched, name))
-    outer._total, outer._optimizers, outer._logfile, outer._whole = total, (), Path("peer.log"), True
+    outer._total, outer._optimizers, outer._logfile, outer._step_ended = total, (), Path("peer.log"), True
     watched._stop.requested, watched._member.presence.failure = False, ""
     watched._state.inner.step = step
     watched._state.counters = SimpleNamespace(tokens=0, phase_tokens=0, phase_steps_done=0)
@@ -89,6 +90,13 @@ def test_what_is_no_number_is_refused_in_the_step_that_gives_it(given: dict[str,
     assert watched._state.inner.step == 5 and not watched.mock_calls
     outer.step(np.int64(7), np.float32(3.0))
     assert watched._state.inner.step == 6
+
+
+def test_what_a_step_takes_and_gives_has_a_public_type() -> None:
+    """Type checkers refused a tensor of tokens, which the text allows, and ``Round`` had no public name."""
+    hints = get_type_hints(OuterLoop.step)
+    assert hints["tokens"] == int | torch.Tensor and hints["return"] == peer.Round | None
+    assert all(getattr(peer, name) for name in peer.__all__)
 
 
 @pytest.mark.parametrize("step", [99, 98])
