@@ -7,17 +7,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
-import sys
-import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from dht_bootstrap import page
 from dht_bootstrap.collector import SwarmCollector
@@ -29,22 +25,13 @@ from dht_bootstrap.view import run_view
 from dht_bootstrap.watch import Watch
 from peer import __version__
 from peer.errors import RunError, UserError
-from peer.logs import get_logger
 from peer.p2p.dial import count_peers
 from peer.p2p.node import Node
 from peer.swarm.directory.ended import ENDED_PROTOCOL
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
+from peer.telemetry.http_server import HttpAnswer, HttpServer, series_answer
 
-log = get_logger("monitor")
 HEALTH_TIMEOUT = 3.0
-POLL = 0.1  # seconds: as long may the end of the server take
-PACKED = 1400  # bytes: an answer that fits into one packet is not compressed
-
-
-class HttpAnswer(NamedTuple):
-    status: int
-    body: bytes
-    content_type: str = "application/json; charset=utf-8"
 
 
 def json_answer(status: int, body: object) -> HttpAnswer:
@@ -79,24 +66,19 @@ class Monitor:
         self._configurations = Configurations(self._watch)
         registry = CollectorRegistry()
         registry.register(SwarmCollector(self._watch))
-        routes: dict[str, Callable[[], HttpAnswer]] = {
+        self._routes: dict[str, Callable[[], HttpAnswer]] = {
             "/healthz": self._healthz,
             "/targets": lambda: self._of_runs(lambda runs: targets(runs, networks)),
-            "/metrics": lambda: HttpAnswer(200, generate_latest(registry), CONTENT_TYPE_LATEST),
+            "/metrics": lambda: series_answer(registry),
             "/swarm.json": lambda: self._of_runs(self._swarm),
         }
-        handler = type("Handler", (_Handler,), {"routes": routes})
         try:
-            self._server = _Server((host, port), handler)
+            self._server = HttpServer(host, port, self._answer)
         except OSError as error:
             raise UserError(
                 f"port occupied: monitor {host}:{port}: {error.strerror}; choose another --http-port"
             ) from None
         self.address = f"{host}:{self._server.server_port}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": POLL}, name="monitor", daemon=True
-        )
-        self._thread.start()
 
     def watch(self) -> None:
         """The node has started: from now on read the directory and the configurations, and tell others of them."""
@@ -113,9 +95,14 @@ class Monitor:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
+        self._server.stop()
+
+    def _answer(self, path: str) -> HttpAnswer:
+        if path in self._routes:
+            return self._routes[path]()
+        file = page.answer(path)
+        missing = {"error": "not found", "paths": ["/", *self._routes]}
+        return HttpAnswer(200, *file) if file is not None else json_answer(404, missing)
 
     def _healthz(self) -> HttpAnswer:
         try:
@@ -148,44 +135,3 @@ class Monitor:
             ],
             "contributors": watch.contributors.view(now),
         }
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """No traceback when a client hangs up."""
-        log.debug("%s: %s", client_address, sys.exc_info()[1])
-
-
-class _Handler(BaseHTTPRequestHandler):
-    routes: dict[str, Callable[[], HttpAnswer]]
-    timeout = 10  # seconds for a client to send its request
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path in self.routes:
-            try:
-                answer = self.routes[path]()
-            except Exception as error:  # noqa: BLE001 - the client is told, and the others go on
-                log.error("%s: %s: %s", path, type(error).__name__, error)
-                answer = json_answer(500, {"error": type(error).__name__})
-        else:
-            file = page.answer(path)
-            missing = {"error": "not found", "paths": ["/", *self.routes]}
-            answer = HttpAnswer(200, *file) if file is not None else json_answer(404, missing)
-        body, packs = answer.body, "gzip" in self.headers.get("Accept-Encoding", "") and len(answer.body) > PACKED
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.content_type)
-        if packs:  # of 200 peers, swarm.json is most of a megabyte
-            body = gzip.compress(body, compresslevel=1)
-            self.send_header("Content-Encoding", "gzip")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Vary", "Accept-Encoding")
-        for name, value in page.HEADERS.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged: a scraper asks every few seconds."""

@@ -1,19 +1,11 @@
 """The page ``/`` of the monitor: static files that show ``/swarm.json``. No build step, no library.
 
-``answer("/")`` is the page; monitor.py sends it with ``HEADERS``. The reading order is page.js, run.js, then its parts.
+``answer("/")`` is the page; monitor.py sends it. The reading order is page.js, run.js, then its parts.
 """
 
 from __future__ import annotations
 
 from importlib import resources
-
-HEADERS = {
-    # No script, style, font or picture but our own, and nothing inline: a stranger's name for its peer stays text.
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
 
 _TYPES = {
     "html": "text/html; charset=utf-8",

@@ -7,11 +7,11 @@ An id costs an attacker little, so what all others may use together is bounded t
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer import clock
+from peer.rounds.types import Newest
 
 COUNTED = 4096  # ids
 PROVEN = 256  # ids
@@ -56,14 +56,11 @@ class Proven:
     """The ids with which a swap has succeeded last."""
 
     def __init__(self) -> None:
-        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._ids = Newest[None](PROVEN)
 
     def add(self, peer_id: str) -> None:
         """A swap with it has succeeded."""
         self._ids[peer_id] = None
-        self._ids.move_to_end(peer_id)
-        if len(self._ids) > PROVEN:
-            self._ids.popitem(last=False)
 
     def discard(self, peer_id: str) -> None:
         """It has failed this peer."""
@@ -81,7 +78,7 @@ class Spending:
 
     def __init__(self, rate: Rate, proven: Proven) -> None:
         self._rate, self._proven = rate, proven
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # units, and the time at which they were left
+        self._left = Newest[tuple[float, float]](COUNTED)  # units, and the time at which they were left
 
     def spend(self, remote: str, units: float = 1.0) -> bool:
         """Count ``units`` for ``remote``; ``False``, and nothing is counted, when it has no more."""
@@ -95,9 +92,6 @@ class Spending:
             return max(-units_left / buckets[name] for name, units_left in left.items())
         for name, units_left in left.items():
             self._left[name] = units_left, now
-            self._left.move_to_end(name)
-        while len(self._left) > COUNTED:
-            self._left.popitem(last=False)
         return 0.0
 
     def left(self, remote: str) -> float:

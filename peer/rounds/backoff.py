@@ -1,7 +1,4 @@
-"""Which peers failed this peer, and for how long it leaves them out. Pure but for the clock.
-
-An id costs an attacker nothing, so the list is bounded: a new entry replaces the oldest one.
-"""
+"""Which peers failed this peer, and for how long it leaves them out. Pure but for the clock."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer import clock
+from peer.rounds.types import Newest
 
 BACKOFF_PHASES = 4.0  # inner phases for which a peer is left out after its first offence
 KEPT = 1000  # ids
@@ -31,7 +29,7 @@ class PeerBackoff:
 
     def __init__(self, now: Callable[[], float] = lambda: clock.monotonic()) -> None:
         self._now = now
-        self._held: dict[str, Backoff] = {}
+        self._held = Newest[Backoff](KEPT)
         self._writing = threading.Lock()
 
     def note(self, peer_id: str, seconds: float, *, offence: bool, refused: bool = False) -> float:
@@ -44,12 +42,9 @@ class PeerBackoff:
             before = self._held.get(peer_id)
             if before is not None and before.offence and before.until > now and not offence:
                 return before.until - now  # a timeout does not shorten the backoff of an offence
-            self._held.pop(peer_id, None)
             strikes = before.strikes if before is not None and before.forgotten > now else 0
             strikes += offence
             length = seconds * 2 ** min(max(strikes - 1, 0), DOUBLINGS)
-            while len(self._held) >= KEPT:
-                self._held.pop(next(iter(self._held)))
             self._held[peer_id] = Backoff(offence or refused, strikes, now + length, now + length * MEMORY)
         return length
 

@@ -1,10 +1,10 @@
-"""The types that the packages of a round share: bounded names and counters, outcomes, and groups with their members."""
+"""The types that the packages of a round share: bounded names, counters and tables, outcomes, groups and members."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from pydantic import ConfigDict, Field
 
@@ -15,6 +15,22 @@ if TYPE_CHECKING:
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Name = Annotated[str, Field(pattern=NAME)]
 Count = Annotated[int, Field(ge=0, le=2**53)]  # what JSON's readers hold exactly
+
+Value = TypeVar("Value")
+
+
+class Newest(dict[str, Value]):
+    """The ``most`` ids that were set last: an id costs an attacker nothing, so what is kept of them is bounded."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, peer_id: str, value: Value) -> None:
+        self.pop(peer_id, None)
+        super().__setitem__(peer_id, value)
+        while len(self) > self._most:
+            self.pop(next(iter(self)), None)  # another thread may have
 
 
 class Outcome(StrEnum):

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from peer import __version__, clock
 from peer.errors import UserError
-from peer.telemetry.metrics_server import MetricsServer
+from peer.telemetry.http_server import HttpServer, series_answer
 from peer.telemetry.series import IDLE_PHASES, OF_PEER, PHASES, PREFIX, SECONDS, running
 
 METRICS_PORT = 9464
@@ -57,7 +57,8 @@ class Metrics(Collector):
         Without ``port``: the default port, or any free port when the default is taken.
         """
         try:
-            server = MetricsServer(self.registry, host, METRICS_PORT if port is None else port)
+            asked = METRICS_PORT if port is None else port
+            server = HttpServer(host, asked, lambda _: series_answer(self.registry))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 what = f"peer.metrics.host {host}: {error.strerror}; it must be an address of this machine"

@@ -9,7 +9,7 @@ in it by itself: for a single false one hivemind drops all.
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
@@ -32,6 +32,7 @@ from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, subkey_text
 from peer.p2p.dht.mended import calls_have_ended, mend_calls
 from peer.p2p.dht.search import FINGERPRINT_BYTES, KNOWN_RECORDS, NEIGHBOURS, SAID, Known, without
 from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, message_classes
+from peer.rounds.types import Newest
 
 KEYS = 8  # of one request; each counts as one
 RECORDS_EACH = 64  # of one request
@@ -64,7 +65,7 @@ class Requests:
         self._author, self._proven = author, proven
         self._requests, self._bytes = Spending(DHT_REQUESTS, proven), Spending(DHT_BYTES, proven)
         self._kept = _Kept(proven)
-        self._shown: OrderedDict[str, str] = OrderedDict()  # certificates by id
+        self._shown = Newest[str](SHOWN)  # certificates by id
 
     def welcome(self, peer_id: str) -> bool:
         """Is it admitted, by the certificate that it has shown?"""
@@ -88,8 +89,6 @@ class Requests:
             raise RefusedRequest("not invited")
         if self._author.certificate:
             self._shown[peer_id] = request.auth.client_access_token.username
-            while len(self._shown) > SHOWN:
-                self._shown.popitem(last=False)
         if request.peer.node_id not in (b"", place_of_node(remote).to_bytes()):
             raise RefusedRequest("a node's place is the hash of its id")
         if isinstance(request, StoreRequest):

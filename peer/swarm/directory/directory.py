@@ -15,6 +15,7 @@ from peer.p2p.addresses import is_circuit, most_public
 from peer.p2p.dht import search
 from peer.p2p.dht.join import CLOCK_TOLERANCE, get_in_touch, neighbours
 from peer.p2p.node import RPC_TIMEOUT, Node
+from peer.rounds.types import Newest
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
 from peer.swarm.directory.buckets import Bucket
@@ -40,7 +41,7 @@ class Members:
 
     def __init__(self, node: Node, run: str, describe: Callable[[], MemberRecord]) -> None:
         self._node, self._run, self._describe = node, run, describe
-        self._names: dict[str, str] = {}  # by id, for reports: a record may come after a meeting
+        self._names = Newest[str](KEPT_NAMES)  # by id, for reports: a record may come after a meeting
         self._reader = Reader(node, run)
         self._woken = False
         self._said: MemberRecord | None = None  # as it was written last, without its counters
@@ -97,10 +98,7 @@ class Members:
         """The name in its record, or in the last one that was asked for here; else the end of its id."""
         known = self._reader.known.get(peer_id)
         if known is not None:
-            self._names.pop(peer_id, None)
             self._names[peer_id] = known.record.name
-            while len(self._names) > KEPT_NAMES:
-                self._names.pop(next(iter(self._names)), None)
         return self._names.get(peer_id, peer_id[-6:])
 
     def taken_by(self, peer_id: str) -> int:

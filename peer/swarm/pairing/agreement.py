@@ -17,7 +17,7 @@ from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 from peer.rounds.state import Root
-from peer.rounds.types import Count, Name
+from peer.rounds.types import Count, Name, Newest
 from peer.swarm.context import Decline, Seconds, SwarmContext
 
 log = get_logger("rendezvous")
@@ -90,7 +90,8 @@ class Agreement:
         self._node, self._boundary, self._leave_out = context.node, context.boundary, leave_out
         self.round = 0
         self.meeting: Meeting | None = None
-        self._held: dict[str, float] = {}  # seconds that meetings stood which an id called off since it came to one
+        # seconds that meetings stood which an id called off since it came to one
+        self._held = Newest[float](KEPT_CALLED_OFF)
         self._called_off: set[str] = set()  # who has at this boundary
 
     def commit(self, stream: Stream, name: str, said: Propose | Accept, own_eta: float) -> None:
@@ -123,8 +124,6 @@ class Agreement:
         if held > (self._boundary.progress.phase_seconds or math.inf):
             self._leave_out(remote)
             return
-        while len(self._held) >= KEPT_CALLED_OFF:
-            del self._held[next(iter(self._held))]
         self._held[remote] = held
 
     def came(self, peer_id: str) -> None:

@@ -27,6 +27,7 @@ from peer.rounds.pairing_rule import (
     in_order,
     near,
 )
+from peer.rounds.types import Newest
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 from peer.swarm.healing import Origin, Position
@@ -56,7 +57,7 @@ class Proposals:
         self._context, self._settings, self._origin, self._agreement = context, settings, origin, agreement
         self._node, self._members, self._boundary = context.node, context.members, context.boundary
         self._met: dict[str, int] = {}  # the round in which a partner was met last
-        self._tried: dict[str, int] = {}  # the round, before this one, in which a member was asked last
+        self._tried = Newest[int](KEPT_TRIED)  # the round, before this one, in which a member was asked last
         self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
         self._met_at_end: set[str] = set()  # met since the last inner step, or without a further swap
         self._silent: dict[str, float] = {}  # time at which a peer has not answered
@@ -108,10 +109,7 @@ class Proposals:
         if round not in self._met.values() and len(self._asked.keys() - self._met.keys()) >= MANY_DECLINE:
             self._be_wary()
         for peer_id in self._asked:
-            self._tried.pop(peer_id, None)
             self._tried[peer_id] = round
-        while len(self._tried) > KEPT_TRIED:
-            del self._tried[next(iter(self._tried))]
         self._asked = {}
 
     async def _rest(self, opens: float) -> None:

@@ -10,9 +10,9 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from dht_bootstrap import page
+from peer.telemetry.http_server import HttpAnswer, HttpServer
 from tests.swarm.support import page_sample
 from tests.swarm.support.page_sample import Json
 
@@ -24,50 +24,25 @@ class PageServer:
         self.swarm = swarm
         self.asked = 0
         self.missing: list[str] = []  # requested paths that do not exist
-        handler = type("Handler", (_Handler,), {"owner": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-        self._server.daemon_threads = True
+        self._server = HttpServer("127.0.0.1", port, self._answer)
         self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        self._thread.start()
+        self.close = self._server.stop
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}/"
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    owner: PageServer
-    timeout = 10
-
-    def do_GET(self) -> None:
-        if self.path == "/swarm.json":
-            self.owner.asked += 1
-            data = self.owner.swarm()
+    def _answer(self, path: str) -> HttpAnswer:
+        if path == "/swarm.json":
+            self.asked += 1
+            data = self.swarm()
             body = {"error": "no answer from the DHT within 3 s"} if data is None else data
-            self._send(503 if data is None else 200, json.dumps(body).encode(), "application/json")
-            return
-        found = page.answer(self.path)
+            return HttpAnswer(503 if data is None else 200, json.dumps(body).encode())
+        found = page.answer(path)
         if found is None:
-            self.owner.missing.append(self.path)
-            self._send(404, b"", "text/plain")
-        else:
-            self._send(200, *found)
-
-    def _send(self, status: int, body: bytes, content_type: str) -> None:
-        self.send_response(status)
-        for name, value in {**page.HEADERS, "Content-Type": content_type, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+            self.missing.append(path)
+            return HttpAnswer(404, b"", "text/plain")
+        return HttpAnswer(200, *found)
 
 
 def main() -> None:

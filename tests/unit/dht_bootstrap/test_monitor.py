@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from ipaddress import IPv4Network
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from dht_bootstrap.watch import Watch
 from peer.swarm.directory.ended import ENDED_PEERS, ENDED_RUNS
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
+from peer.telemetry import http_server
 from tests.unit.parts import member_record
 
 NOW = 1_700_000_000.0
@@ -39,6 +42,10 @@ class Site:
 
     def see(self, found: Found, at: float = 0.0) -> None:
         self._monitor._watch.see(found, NOW + at)
+
+    def connect(self) -> socket.socket:
+        host, _, port = self._monitor.address.rpartition(":")
+        return socket.create_connection((host, int(port)), 5)
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://{self._monitor.address}{path}", timeout=60) as answer:
@@ -74,6 +81,15 @@ def member(number: int, **changes: Any) -> MemberRecord:
 
 def entries(members: list[MemberRecord], at: float = 0.0) -> dict[str, Entry]:
     return {it.peer_id: Entry(it, NOW + at + LIFETIME) for it in members}
+
+
+def test_few_are_served_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its port may be public. Each connection that said nothing kept a thread of the bootstrap node for ten seconds."""
+    monkeypatch.setattr(http_server, "HTTP_CONNECTIONS", 2)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(site.connect()) for _ in range(3)]
+        assert silent[0].recv(1) == b""  # the oldest, long before its ten seconds are over
+        assert site.json("/swarm.json")["runs"] == []
 
 
 def test_what_a_peer_did_since_its_last_look_counts_when_it_leaves(site: Site) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dht_bootstrap import page
+from peer.telemetry.http_server import HEADERS
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "dht_bootstrap" / "page"
@@ -39,10 +40,10 @@ def test_a_query_changes_nothing() -> None:
 
 
 def test_the_headers_allow_no_other_host() -> None:
-    policy = page.HEADERS["Content-Security-Policy"]
+    policy = HEADERS["Content-Security-Policy"]
     assert "default-src 'self'" in policy and "unsafe" not in policy
-    assert page.HEADERS["X-Content-Type-Options"] == "nosniff"
-    assert page.HEADERS["Cache-Control"] == "no-cache"
+    assert HEADERS["X-Content-Type-Options"] == "nosniff"
+    assert HEADERS["Cache-Control"] == "no-cache"
 
 
 @ids

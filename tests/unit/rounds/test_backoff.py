@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.rounds.backoff import DOUBLINGS, FORGIVEN, KEPT, MEMORY, PeerBackoff
+from peer.rounds.types import Newest
 
 
 class Clock:
@@ -72,3 +73,10 @@ def test_names_without_end_are_not_kept(names: list[str]) -> None:
         grudges.note(f"new {name}", 1.0, offence=True)
         assert grudges.avoided(f"new {name}")
     assert len(grudges._held) <= KEPT
+
+
+def test_the_ids_that_were_set_last_stay() -> None:
+    kept = Newest[int](2)
+    for number, peer_id in enumerate("abac"):
+        kept[peer_id] = number
+    assert kept == {"a": 2, "c": 3}

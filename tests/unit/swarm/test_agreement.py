@@ -326,12 +326,13 @@ def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_h
 def test_a_partner_keeps_its_name_while_its_record_is_away() -> None:
     """After a split its records come later than itself, so it was another partner in reports and tests."""
     known = {"id-of-b": SimpleNamespace(record=SimpleNamespace(name="bob"))}
-    members: Any = SimpleNamespace(_reader=SimpleNamespace(known=known), _names={})
-    assert Members.name_of(members, "id-of-b") == "bob"
+    members: Any = Members(Mock(), "run", Mock())
+    members._reader.known = known
+    assert members.name_of("id-of-b") == "bob"
     known.clear()
-    assert Members.name_of(members, "id-of-b") == "bob"
-    assert Members.name_of(members, "an-id-never-seen") == "an-id-never-seen"[-6:]
+    assert members.name_of("id-of-b") == "bob"
+    assert members.name_of("an-id-never-seen") == "an-id-never-seen"[-6:]
     for number in range(2 * KEPT_NAMES):
         known[str(number)] = SimpleNamespace(record=SimpleNamespace(name="n"))
-        Members.name_of(members, str(number))
+        members.name_of(str(number))
     assert len(members._names) == KEPT_NAMES

@@ -16,10 +16,10 @@ from prometheus_client import generate_latest
 
 from peer import clock
 from peer.errors import UserError
+from peer.telemetry import http_server
 from peer.telemetry import metrics as served
-from peer.telemetry import metrics_server
+from peer.telemetry.http_server import HttpServer
 from peer.telemetry.metrics import Metrics, PhaseClock
-from peer.telemetry.metrics_server import MetricsServer
 from peer.telemetry.series import OF_PEER, PHASES, as_markdown
 
 
@@ -52,13 +52,13 @@ def test_they_are_served_on_a_free_port_and_the_port_is_given_back() -> None:
 
 def test_the_port_is_given_back_although_a_forked_process_has_a_copy_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of a data loader."""
-    servers: list[MetricsServer] = []
+    servers: list[HttpServer] = []
 
-    def start(*words: Any) -> MetricsServer:
-        servers.append(MetricsServer(*words))
+    def start(*words: Any) -> HttpServer:
+        servers.append(HttpServer(*words))
         return servers[-1]
 
-    monkeypatch.setattr(served, "MetricsServer", start)
+    monkeypatch.setattr(served, "HttpServer", start)
     address, stop = Metrics().serve("127.0.0.1", 0)
     copy = servers[0].socket.dup()
     stop()
@@ -82,8 +82,8 @@ def test_who_connects_and_says_nothing_is_hung_up_on(
     said: bytes, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each such connection kept a thread and a descriptor of the peer for ever."""
-    assert metrics_server._Scrape.timeout <= 10
-    monkeypatch.setattr(metrics_server._Scrape, "timeout", 0.2)
+    assert http_server._Handler.timeout <= 10
+    monkeypatch.setattr(http_server._Handler, "timeout", 0.2)
     with socket.create_connection(place, 10) as silent:
         silent.sendall(said)
         assert silent.recv(1) == b""
@@ -91,7 +91,7 @@ def test_who_connects_and_says_nothing_is_hung_up_on(
 
 
 def test_few_are_served_at_once(place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "METRICS_CONNECTIONS", 2)
+    monkeypatch.setattr(http_server, "HTTP_CONNECTIONS", 2)
     with ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection(place, 5)) for _ in range(3)]
         assert silent[0].recv(1) == b""  # the oldest, long before its ten seconds are over
