@@ -18,7 +18,8 @@ from peer.rounds.progress import Progress
 from peer.swarm.context import BoundaryClock, SwarmContext
 from peer.swarm.directory.directory import KEPT_NAMES, Members
 from peer.swarm.pairing.agreement import Accept, Agreement, Meeting, PartnerReady, Propose
-from peer.swarm.pairing.proposals import MANY_DECLINE, Proposals
+from peer.swarm.pairing.candidate_order import MANY_DECLINE
+from peer.swarm.pairing.proposals import Proposals
 from peer.swarm.pairing.rendezvous import PairMatching
 from tests.unit.parts import member_record
 from tests.unit.virtual import run, stream_pair, virtual_time
@@ -225,7 +226,7 @@ def test_who_does_not_answer_is_asked_last_and_given_up_if_nothing_else_comes_fr
         return proposals
 
     proposals = asyncio.run(propose())
-    assert bool(proposals._silent) is silent
+    assert bool(proposals._order._silent) is silent
     assert (members.forget.called, node.hang_up.called) == (forgotten, hung_up)
 
 
@@ -305,9 +306,9 @@ def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_h
 
     def wary_after(*asked: str) -> int:
         """Rounds in which a member that was met comes first, after one in which ``asked`` have declined."""
-        proposals._asked = dict.fromkeys(asked, 0.0)
+        proposals._order._asked = dict.fromkeys(asked, 0.0)
         agreement.round += 1
-        proposals._end_round(agreement.round - 1)
+        proposals._order.end_round(agreement.round - 1)
         began = agreement.round
         while proposals._candidates()[0].peer_id == "met":
             agreement.round += 1
