@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Group, Grouping, Link, Outcome, Seat
 from peer.swarm.context import BoundaryClock, Matching, OwnCounters, SwarmContext
 from peer.swarm.directory.directory import Members
-from peer.swarm.directory.records import NO_REPORT, MemberRecord, Report
+from peer.swarm.directory.records import MemberRecord, Report
 from peer.swarm.grouping.gathering import GroupMatching
 from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Replacement
 from peer.swarm.pairing.rendezvous import PairMatching
@@ -39,14 +38,6 @@ RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; t
 RETRY_DOUBLINGS = 6  # at most: 128 rounds
 KEPT_PHASES = 4  # inner phases for which a partner stays a candidate without a record
 START_PERIOD = 0.2  # seconds between two looks at the members that are known, while others are awaited
-
-
-class Vitals(NamedTuple):
-    """How far this peer is, for its record. Others act on step and speed; ``report`` is for people."""
-
-    step: int
-    tokens_per_second: float
-    report: Report = NO_REPORT
 
 
 class Presence:
@@ -66,14 +57,18 @@ class Presence:
         loop: LoopContext,
         counters: OwnCounters,
         inner_steps: int,
-        vitals: Callable[[], Vitals],
+        step: Callable[[], int],
+        report: Callable[[], Report],
         metrics_address: str | None,
         tokens_per_step: Callable[[], float] = lambda: 0.0,
         inner_time: float | None = None,
     ) -> None:
-        """``tokens_per_step``: of an inner step, 0 when unknown. ``inner_time``: ``run.inner_time``."""
+        """``step``: the current one; ``report``: for people. Both are for this peer's record.
+
+        ``tokens_per_step``: of an inner step, 0 when unknown. ``inner_time``: ``run.inner_time``.
+        """
         self._node, self._counters = node, counters
-        self._vitals, self._metrics_address = vitals, metrics_address
+        self._step, self._report, self._metrics_address = step, report, metrics_address
         self.origin, self._divergence = Origin(), DivergenceTracker()
         self._taken = self._failed_takes = self._joins_from = 0
         self._members = Members(node, node.member.run, self._record)
@@ -264,7 +259,8 @@ class Presence:
         self._node.stop()
 
     def _record(self) -> MemberRecord:
-        vitals, paused = self._vitals(), self._context.loop.pause.active
+        loop = self._context.loop
+        paused, speed = loop.pause.active, loop.progress.rate(self._context.tokens_per_step())
         return MemberRecord(
             peer_id=self._node.peer_id,
             name=self._node.member.name,
@@ -272,11 +268,11 @@ class Presence:
             config=self._node.member.config,
             state="paused" if paused else "waiting" if self._waits else "training",
             ready=self._ready,
-            step=vitals.step,
+            step=self._step(),
             round=self._counters.round,
-            tokens_per_second=0.0 if paused else vitals.tokens_per_second,
+            tokens_per_second=0.0 if paused else speed,
             metrics=self._metrics_address,
-            report=vitals.report,
+            report=self._report(),
             root=self.origin.root,
             taken=self._taken,
         )

@@ -25,7 +25,7 @@ from peer.outer.noloco import NoLoCo
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.rounds.types import Grouping
-from peer.swarm.presence import Presence, Vitals
+from peer.swarm.presence import Presence
 from peer.telemetry import trackers
 from peer.telemetry.report import Reporter
 from peer.training.blocking import Blocking
@@ -54,7 +54,7 @@ class Membership:
         tokens_per_step: Callable[[], float],
     ) -> None:
         run, own, slow, folder = resources.run, resources.own, state.outer.slow, resources.folder
-        self.resources, self.state, self._tokens_per_step = resources, state, tokens_per_step
+        self.resources, self.state = resources, state
         self.phase_length = PhaseLength(run, total, state, resources.context.progress)
         self._stack = ExitStack()
         tracked = trackers.start(own.trackers, folder.path, run=run.name, peer=folder.name, peer_id=resources.peer_id)
@@ -74,18 +74,11 @@ class Membership:
             inner_steps=run.inner_steps,
             inner_time=run.inner_time,
             tokens_per_step=tokens_per_step,
-            vitals=self._vitals,
+            step=lambda: state.inner.step,
+            report=lambda: self.reporter.status(resources.phase.totals, self.presence.size),
             metrics_address=own.metrics.announce or resources.metrics_address,
         )
         self._stack.callback(self.presence.leave)
-
-    def _vitals(self) -> Vitals:
-        """The current values for this peer's record."""
-        return Vitals(
-            self.state.inner.step,
-            self.resources.context.progress.rate(self._tokens_per_step()),
-            self.reporter.status(self.resources.phase.totals, self.presence.size),
-        )
 
     def join(self, resume: Callable[[], None] = lambda: None, *, same_seed: bool = True) -> None:
         """Enter the swarm with the newest state: this peer's own, which ``resume`` restores, or a member's.

@@ -81,7 +81,7 @@ class Scenario:
     codec: str
     invited: bool = False
     steps: int = ENDLESS  # inner steps of the run
-    reservations: int = RESERVATIONS.all
+    reservations: int = RESERVATIONS
 
     @cached_property
     def accused(self) -> bool:
@@ -132,7 +132,7 @@ def scenario(
         lies = (*ACCUSING, NO_ROSTER) if kind == "decoupled" else (*GROUP_LIES, *ACCUSING, NO_ROSTER)
         liar = random.Random(f"group lie {seed}").choice(lies)
     machines = _machines(chance, count, phase / inner_steps, liar)
-    reservations = RESERVATIONS.all
+    reservations = RESERVATIONS
     if not long:
         machines, reservations = behind_nats(seed, machines)
     invited, uninvited = invitations(seed, count, seconds)
@@ -165,7 +165,7 @@ def behind_nats(seed: int, machines: tuple[Machine, ...]) -> tuple[tuple[Machine
     """
     chance, count = random.Random(f"nat {seed}"), len(machines)
     if chance.random() >= NATS:
-        return machines, RESERVATIONS.all
+        return machines, RESERVATIONS
     order = chance.sample(range(count), count)
     nats, rest = order[: (hidden := chance.randint(1, count - 1))], order[hidden:]
     bad = rest[: chance.randint(0, len(rest))] if chance.random() < BAD_RELAYS else []
@@ -173,7 +173,7 @@ def behind_nats(seed: int, machines: tuple[Machine, ...]) -> tuple[tuple[Machine
     said = [lie if said[:n].count(lie) < 2 else "refuses" for n, lie in enumerate(said)]
     lies = dict(zip(bad, said, strict=True))
     made = (replace(it, nat=n in nats, relay=lies.get(n, "")) for n, it in enumerate(machines))
-    return tuple(made), chance.choice((2, 4, RESERVATIONS.all))
+    return tuple(made), chance.choice((2, 4, RESERVATIONS))
 
 
 def _codec(chance: random.Random, seed: int, kind: Kind, liar: str, *, long: bool) -> str:

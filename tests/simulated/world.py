@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -207,7 +207,7 @@ class World:
         """Until all peers have ended."""
         before, places = resources.MemberNode, relay.RESERVATIONS
         resources.MemberNode = self.node  # type: ignore[assignment,misc]
-        relay.RESERVATIONS = replace(places, all=self.scenario.reservations)
+        relay.RESERVATIONS = self.scenario.reservations
         try:
             with self.runtime.installed(), deadlines.watched(self):
                 self._schedule()

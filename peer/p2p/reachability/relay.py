@@ -94,7 +94,7 @@ class Relay:
         holder = stream.remote
         try:
             await stream.receive(Reserve, RESERVE_TIMEOUT)
-            if holder not in self._slots and len(self._slots) >= RESERVATIONS.all:
+            if holder not in self._slots and len(self._slots) >= RESERVATIONS:
                 await stream.send_last(FULL, RESERVE_TIMEOUT)
                 return
             self._slots[holder] = stream  # a later stream of the same peer replaces one that hangs

@@ -35,7 +35,8 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.rounds.progress import Progress
     from peer.rounds.state import Lineage, State
     from peer.rounds.types import Grouping
-    from peer.swarm.presence import Presence, Vitals
+    from peer.swarm.directory.records import NO_REPORT
+    from peer.swarm.presence import Presence
     from tests.benchmarks.swap_partner import peer_node
 
     vector = vector_of(place, members, numel)
@@ -52,7 +53,8 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
             loop=LoopContext(progress, Stop()),
             counters=SimpleNamespace(round=0, lineage=Lineage()),
             inner_steps=100,
-            vitals=lambda: Vitals(0, 0.0),
+            step=lambda: 0,
+            report=lambda: NO_REPORT,
             metrics_address=None,
         )
         presence.enter(lambda: State(0, 0, [vector]), 0)

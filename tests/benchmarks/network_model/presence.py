@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,11 @@ from peer.p2p.node import Node
 from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream
 from peer.swarm.directory.records import Report
-from peer.swarm.presence import Vitals
 from tests.swarm.support import node_peer
 
 PHASE = 15.0  # seconds
 SETTLE, MEASURED = 40.0, 45.0  # seconds
+TOKENS = 1851.75  # of a step
 NAMES = ("peer-11", "peer-12", "peer-13")
 REPORT = Report(
     version="0.2.0",
@@ -68,9 +67,9 @@ def measure(members: int) -> dict[str, Any]:
         bootstrap.start()
         peers = []
         for number in range(members):
-            peer = node_peer.Peer(f"peer-{number}", Path(folder), bootstrap.addresses)
+            peer = node_peer.Peer(f"peer-{number}", Path(folder), bootstrap.addresses, tokens_per_step=TOKENS)
             stack.callback(peer.node.kill)
-            peer.presence._vitals = partial(vitals, peer)
+            peer.presence._report = lambda: REPORT  # as long as that of a peer that trains
             peers.append(peer)
         for peer in peers:
             threading.Thread(target=peer.train, args=(1000,), daemon=True).start()
@@ -86,11 +85,6 @@ def measure(members: int) -> dict[str, Any]:
             peer.stop.request()
     kilobytes = {kind: round(size / shares / 1e3, 1) for kind, size in sorted(kinds.items())}
     return {"mb_per_minute": wire / shares / 1e6, "kb_by_kind": kilobytes, "members_seen": sorted(seen)}
-
-
-def vitals(peer: node_peer.Peer) -> Vitals:
-    """As long as that of a peer that trains."""
-    return Vitals(peer.round * node_peer.STEPS, 1234.5, REPORT)
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from peer.process import LoopContext, Stop
 from peer.rounds.progress import Progress
 from peer.rounds.state import Lineage, State
 from peer.rounds.types import Group, Grouping
-from peer.swarm.presence import Presence, Vitals
+from peer.swarm.directory.records import NO_REPORT
+from peer.swarm.presence import Presence
 
 STEPS, STEP_SECONDS = 10, 0.1
 SWAP_SECONDS = 0.3
@@ -36,6 +37,7 @@ class Peer:
         equal: bool = False,
         settings: RendezvousConfig | None = None,
         snapshot: Callable[[], State] | None = None,
+        tokens_per_step: float = 0.0,
     ) -> None:
         key = folder / f"{name}.key"
         identity.load_or_create(key)
@@ -56,8 +58,10 @@ class Peer:
             loop=LoopContext(self.progress, self.stop),
             counters=self,
             inner_steps=100,
-            vitals=lambda: Vitals(self.round * STEPS, 0.0),
+            step=lambda: self.round * STEPS,
+            report=lambda: NO_REPORT,
             metrics_address=None,
+            tokens_per_step=lambda: tokens_per_step,
         )
         self.presence.enter(snapshot or _no_state, 0)
 

@@ -204,15 +204,15 @@ def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
     return Figures("noloco, pairs by round", float(clock.max()), idle, 1.0, float(it.payload), idle)
 
 
-def tree_to_pair(it: Conditions, seed: int = 0, draws: int = 200) -> float:
+def tree_to_pair(it: Conditions, seed: int = 0) -> float:
     """Time of a tree all-reduce over that of a pair's average when only latency counts (arXiv 2506.10911, section 5.3).
 
     Two peers send messages to each other at once and wait for the slower one: a pair twice, a tree on every level up
     and down. Equal latencies give log2(n); with log-normal latencies each level waits for its slowest message.
     """
-    chance = Chance(it, seed)
-    pair = [2 * chance.latency(2) for _ in range(draws)]
-    return float(np.mean([_tree(it.peers, chance) for _ in range(draws)]) / np.mean(pair))
+    chance, draws = Chance(it, seed), range(200)
+    pair = [2 * chance.latency(2) for _ in draws]
+    return float(np.mean([_tree(it.peers, chance) for _ in draws]) / np.mean(pair))
 
 
 def _tree(peers: int, chance: Chance) -> float:

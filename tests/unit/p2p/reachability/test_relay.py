@@ -259,13 +259,13 @@ def test_nobody_is_called_who_holds_no_slot_or_does_not_want_to() -> None:
 
 def test_circuits_and_slots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "CIRCUITS", Limit(each=2, all=256))
-    monkeypatch.setattr(relay, "RESERVATIONS", Limit(each=1, all=0))
+    monkeypatch.setattr(relay, "RESERVATIONS", 0)
 
     async def talk() -> None:
         network = Network()
         with pytest.raises(StreamLost, match="taken"):
             await try_reservation(network.open, "/ip4/45.1.2.3/tcp/31337/p2p/QmRelay")
-        relay.RESERVATIONS = Limit(each=1, all=1)
+        relay.RESERVATIONS = 1
         await held(network)
         hops = [await network.hop() for _ in range(3)]
         assert [status for _, status in hops] == [
@@ -353,7 +353,7 @@ def test_a_relay_that_is_full_is_replaced_by_another_and_asked_again(monkeypatch
 
         async def open_stream(peer_id: str, protocol: str, addresses: object) -> Stream:
             asked.append(peer_id)
-            relay.RESERVATIONS = Limit(each=1, all=0 if full and peer_id == "QmFirst" else 1)
+            relay.RESERVATIONS = 0 if full and peer_id == "QmFirst" else 1
             return await network.open(peer_id, protocol, addresses)
 
         kept = Reservations(open_stream, ["/ip4/45.1.2.3/tcp/31337/p2p/QmFirst"])
