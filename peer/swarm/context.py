@@ -96,7 +96,7 @@ class SwarmContext:
     node: MemberNode
     members: Members
     boundary: BoundaryClock
-    loop: LoopContext
+    training: LoopContext
     counters: OwnCounters
     inner_steps: int  # of a round
     backoff: PeerBackoff = field(default_factory=PeerBackoff)
@@ -121,12 +121,12 @@ class SwarmContext:
     @property
     def stopping(self) -> bool:
         """This peer was asked to stop."""
-        return self.loop.stop.requested
+        return self.training.stop.requested
 
     @property
     def away(self) -> bool:
         """It was asked to stop, or is paused: it meets nobody."""
-        return self.loop.away
+        return self.training.away
 
 
 class Matching:

@@ -54,7 +54,7 @@ class Presence:
         grouping: Grouping,
         equal_replicas: bool,
         settings: RendezvousConfig,
-        loop: LoopContext,
+        training: LoopContext,
         counters: OwnCounters,
         inner_steps: int,
         step: Callable[[], int],
@@ -75,8 +75,8 @@ class Presence:
         self._context = SwarmContext(
             node,
             self._members,
-            BoundaryClock(loop.progress),
-            loop,
+            BoundaryClock(training.progress),
+            training,
             counters,
             inner_steps,
             tokens_per_step=tokens_per_step,
@@ -259,8 +259,8 @@ class Presence:
         self._node.stop()
 
     def _record(self) -> MemberRecord:
-        loop = self._context.loop
-        paused, speed = loop.pause.active, loop.progress.rate(self._context.tokens_per_step())
+        training = self._context.training
+        paused, speed = training.pause.active, training.progress.rate(self._context.tokens_per_step())
         return MemberRecord(
             peer_id=self._node.peer_id,
             name=self._node.member.name,

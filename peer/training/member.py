@@ -69,7 +69,7 @@ class Membership:
             grouping=state.outer.grouping,
             equal_replicas=state.outer.equal_replicas,
             settings=run.rendezvous,
-            loop=resources.context,
+            training=resources.context,
             counters=state.counters,
             inner_steps=run.inner_steps,
             inner_time=run.inner_time,
