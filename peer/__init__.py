@@ -3,7 +3,8 @@
 Reading order: training/trainer.py, replica/inner_loop.py, outer/noloco.py, exchange/pair/blocking.py,
 swarm/pairing/rendezvous.py.
 
-For other programs: :class:`peer.OuterLoop` (api/loop.py), :class:`peer.UserError`, :class:`peer.RunError`.
+For other programs: :class:`peer.OuterLoop` (api/loop.py), :class:`peer.Round` (api/account.py),
+:class:`peer.UserError`, :class:`peer.RunError`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 from peer.errors import RunError, UserError
 
 if TYPE_CHECKING:
+    from peer.api.account import Round
     from peer.api.loop import OuterLoop
 
-__all__ = ["OuterLoop", "RunError", "UserError", "__version__"]
+__all__ = ["OuterLoop", "Round", "RunError", "UserError", "__version__"]
 
 __version__ = "0.2.0"
+LOADED_ON_USE = {"OuterLoop": "peer.api.loop", "Round": "peer.api.account"}  # they import torch and hivemind
 
 
 def __getattr__(name: str) -> Any:
-    """``OuterLoop`` imports torch and hivemind, so it is loaded on first use."""
-    if name != "OuterLoop":
+    if name not in LOADED_ON_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import_module("peer.logs").quiet_hivemind()
-    return import_module("peer.api.loop").OuterLoop
+    return getattr(import_module(LOADED_ON_USE[name]), name)

@@ -41,11 +41,11 @@ class RunningThread(Protocol):
     def join(self, timeout: float) -> None: ...
 
 
-def slices(seconds: float) -> Iterator[float]:
+def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
     """Waiting times, one after the other, of ``seconds`` in total. The time of a freeze does not count."""
     left = seconds
     while left > 1e-6:  # less is what rounding leaves
-        began, patience = monotonic(), min(left, SLICE)
+        began, patience = monotonic(), min(left, length)
         yield patience
         left -= min(monotonic() - began, patience + FREEZE)
 

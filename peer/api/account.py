@@ -19,19 +19,19 @@ from peer.telemetry.report import RoundReport
 
 @dataclass(frozen=True)
 class Round:
-    """How a round ended. ``seconds``: by phase, since the last round; ``detail``: why it did not merge."""
+    """How a round ended."""
 
-    round: int
-    step: int
+    round: int  # from 1
+    step: int  # of the swarm, at its boundary
     outcome: Outcome
-    partners: tuple[str, ...]
-    seconds: Mapping[str, float]
+    partners: tuple[str, ...]  # names of the peers with which it exchanged
+    seconds: Mapping[str, float]  # by phase, since the last round
     idle_share: float  # since the start
-    members: int
-    distance: float | None
+    members: int  # live ones, with this peer
+    distance: float | None  # of the two contributions of a pair, relative to this peer's own; None: unknown
     bytes_sent: int
     bytes_received: int
-    detail: str
+    detail: str  # why it did not merge
 
     @classmethod
     def of(cls, report: RoundReport) -> Round:

@@ -18,6 +18,16 @@ from peer.config.schema import MemberConfig, PeerConfig, RunConfig, SwarmRunConf
 from peer.errors import UserError
 from peer.rounds.types import Name
 
+KEYWORDS = {  # what OuterLoop.start has keywords for
+    "run": "run.name",
+    "method": "run.outer.name",
+    "inner_steps": "run.inner_steps",
+    "steps": "run.steps",
+    "tag": "run.tag",
+    "peers": "peer.initial_peers",
+    "name": "peer.name",
+}
+
 
 def _refuses(whole: type[Section]) -> Any:
     """A validator for a section that refuses the other keys of ``whole``."""
@@ -83,6 +93,11 @@ def resolve(
     own = load.resolve(_OwnHalf, file, listed, environment)
     base = {"run": ask(own.peer, own.run)} if ask is not None and own.peer.initial_peers else {}
     return load.resolve(OwnConfig, file, listed, environment, base)
+
+
+def of_keywords(**keywords: Any) -> dict[str, Any]:
+    """Those that a program gives, by their keys in the configuration."""
+    return {KEYWORDS[name]: value for name, value in keywords.items() if value is not None}
 
 
 def settings_of(settings: Any) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from peer import logs
 from peer.api.account import Round, StepAccount, one_number, token_count
-from peer.api.config import OwnConfig, resolve, settings_of
+from peer.api.config import OwnConfig, of_keywords, resolve, settings_of
 from peer.api.shared import of_swarm
 from peer.api.state import OwnState
 from peer.api.weights import (
@@ -74,13 +74,13 @@ class OuterLoop:
             self._state = OwnState(outer, optimizers, canonical(config.run), feedback=config.run.exchange.feedback)
             if state is not None:
                 self._state.load_state_dict(state)
-            self._before, self._whole = 0, True  # rounds that had ended when the last step began; and it has ended too
+            self._rounds_before_step, self._step_ended = 0, True
             self._phase, self._progress = resources.phase, resources.context.progress
             self._member = Membership(
                 resources, node, self._state, total=self._total, tokens_per_step=lambda: self._account.tokens_per_step
             )
             stack.callback(self._member.close)
-            self._member.join(newcomer_above=-1)  # the program's seed may be different
+            self._member.join(same_seed=False)  # a program has its own
             self._length, self._boundary = self._member.phase_length, self._member.boundary()
             self._training = stack.enter_context(ExitStack())  # the phase "inner" while the program trains
             self._phase.lap()
@@ -107,46 +107,41 @@ class OuterLoop:
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Join the swarm. What the program does not say of ``run`` (its H, method, codec, ...) is what the swarm at
+        """Join the swarm. What the program does not say of the run (its H, method, codec, ...) is what the swarm at
         ``initial_peers`` has, and the name too when it trains one run only.
 
         A newcomer's ``model`` takes the weights of a member in place, and ``optimizer`` (one or several) loses its
-        moments. ``config``: a file with more settings; ``settings``: any of its keys, for example
+        moments. ``run``: the name of the run; ``method``: ``noloco``, ``diloco``, ``decoupled`` or ``local``;
+        ``inner_steps``: H; ``steps``: of the run, when known; ``tag``: what else must be equal at all members, in
+        words; ``name``: this peer's. ``config``: a file with more settings; ``settings``: any of its keys, for example
         ``{"run.exchange.codec": "int4"}``. ``state``: a result of :meth:`state_dict`.
 
         Raises :class:`peer.UserError` and :class:`peer.RunError`, each with one line.
         """
-        keywords = {
-            "run.name": run,
-            "run.outer.name": method,
-            "run.inner_steps": inner_steps,
-            "run.steps": steps,
-            "run.tag": tag,
-            "peer.initial_peers": initial_peers,
-            "peer.name": name,
-        }
-        given = {key: value for key, value in keywords.items() if value is not None}
+        given = of_keywords(
+            run=run, method=method, inner_steps=inner_steps, steps=steps, tag=tag, peers=initial_peers, name=name
+        )
         optimizers = optimizers_of(optimizer)
         return cls(model, resolve(config, {**given, **settings_of(settings)}, ask=of_swarm), optimizers, state)
 
-    def step(self, tokens: int = 1, loss: float | Tensor | None = None) -> Round | None:
+    def step(self, tokens: int | Tensor = 1, loss: float | Tensor | None = None) -> Round | None:
         """The optimizer has made a step on ``tokens`` tokens. Every H-th call is a boundary and takes the outer step.
 
         Returns a round in the call in which it ends; with the last step more may end, see :attr:`ended`. ``tokens`` is
         read at once: a tensor on an accelerator makes this call wait for it. ``loss`` (nats a token) is read at the
         boundary, for reports, and in the first calls after a merge: without it a merge that does harm is not undone.
-        Raises :class:`peer.RunError` when this peer cannot continue.
+        Raises :class:`peer.RunError` when this peer cannot continue, :class:`peer.UserError` for what is no number.
         """
         if self._stop.requested:
             if self.done:
                 return None
             raise RunError(CLOSED)
-        if not self._whole:
+        if not self._step_ended:
             raise RunError(INTERRUPTED)
         logs.on_behalf_of(self._logfile)
         tokens, loss = token_count(tokens), None if loss is None else one_number("loss", loss)
         counters = self._state.counters
-        self._before, self._whole = self._member.reporter.count, False
+        self._rounds_before_step, self._step_ended = self._member.reporter.count, False
         self._state.inner.step += 1
         self._state.inner.loss = loss
         counters.tokens += tokens
@@ -154,10 +149,11 @@ class OuterLoop:
         counters.phase_steps_done += 1
         self._account.add(tokens, loss)
         self._progress.tick()
-        self._boundary.between_steps()
         if self._length.remaining() <= 0 or self._length.time_up:
             self._cross()
-        self._whole = True
+        else:
+            self._boundary.between_steps()
+        self._step_ended = True
         if self.done:
             self.close()
         return self.last if self.ended else None
@@ -168,7 +164,7 @@ class OuterLoop:
             return
         logs.on_behalf_of(self._logfile)
         try:
-            if self._whole and not self._member.presence.failure:
+            if self._step_ended and not self._member.presence.failure:
                 self._training.close()
                 self._boundary.finish()
         finally:
@@ -241,7 +237,7 @@ class OuterLoop:
         """The rounds that have ended since the last call of :meth:`step` began, in their order."""
         reporter = self._member.reporter
         recent = list(reporter.recent)
-        return tuple(map(Round.of, recent[len(recent) - (reporter.count - self._before) :]))
+        return tuple(map(Round.of, recent[len(recent) - (reporter.count - self._rounds_before_step) :]))
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -262,7 +258,7 @@ class OuterLoop:
         logs.on_behalf_of(self._logfile)
         self._state.require(state)
         self._boundary.abandon()  # its swap is of the weights that the program has replaced
-        self._whole = True
+        self._step_ended = True
         self._state.load_state_dict(state)
         self._training.close()
         self._account.begin()  # steps from another state are not reported

@@ -75,7 +75,7 @@ class OwnState(OuterState):
             for key, value in saved["counters"].items():
                 setattr(self.counters, key, value)
             self.counters.lineage = Lineage(*saved["counters"]["lineage"])
-        self.open_rest()
+        self.open_remaining()
 
     def require(self, saved: Mapping[str, Any]) -> None:
         """Raises :class:`UserError` for another run or model."""

@@ -58,8 +58,10 @@ class NoLoCo:
             self._advance(slice(None), mean)
         self.slow.write_fast()
 
-    def merge(self, mean: Tensor) -> None:
-        """As :meth:`apply`. ``mean`` becomes what :meth:`amend` would have got: the mean less this peer's own s."""
+    def merge(self, mean: Tensor) -> Tensor:
+        """As :meth:`apply`. Returns ``mean``, overwritten by the correction that :meth:`amend` would have got: the mean
+        less this peer's own s.
+        """
         contribution, own = self.contribution(), scratch(self.slow.numel)
         with self.slow.changing:
             for start, stop in parts(self.slow.numel):
@@ -67,6 +69,7 @@ class NoLoCo:
                 self._advance(slice(start, stop), mean[start:stop])
                 mean[start:stop].sub_(own[: stop - start])
         self.slow.write_fast()
+        return mean
 
     # -- part by part, during the inner steps (training/overlapped.py): first with a group of one, then corrected when
     # the partner's part has arrived

@@ -12,7 +12,7 @@ from peer.rounds.types import Newest
 BACKOFF_PHASES = 4.0  # inner phases for which a peer is left out after its first offence
 KEPT = 1000  # ids
 DOUBLINGS = 5  # the time doubles with each further offence, at most this often
-FORGIVEN = 3  # offences
+FORGIVEN = 3  # offences; after more of them a swap that succeeds does not end the backoff
 MEMORY = 20.0  # an offence is forgotten after this many times its backoff
 
 

@@ -98,22 +98,31 @@ class Averaged:
     when they came, and ``mean`` is empty.
     """
 
+    # of every exchange
     mean: Tensor
     outcome: Outcome
-    partners: tuple[str, ...] = ()
+    partners: tuple[str, ...] = ()  # names
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds: float = 0.0
+
+    # for reports
     distance: float | None = None  # ‖own − partner's‖ / ‖own‖ of the contributions
     staleness: float = 0.0  # inner steps from a part's contribution to the partner's arrival, mean over the parts
     detail: str = field(default="", compare=False)  # why it was not merged, as a sentence
     reason: Reason | None = None  # the same as a value, when this peer refused
-    culprits: tuple[str, ...] = ()  # ids of who made a group's round fail, or whose contribution cannot be used
-    certain: bool = True  # it was them; else it may have been another member
-    partner_id: str = ""  # of a pair
-    chosen: bool = False  # this peer has proposed the meeting to it
     unresolved: int = 0  # blocks of the partner that int8 or int4 could not resolve; they were left as they were
-    strange: bool = False  # the contributions of the pair had nothing in common, by the parts so far
+
+    # who is to blame: ids
+    culprits: tuple[str, ...] = ()  # of who made a group's round fail, or whose contribution cannot be used
+    certain: bool = True  # it was them; else it may have been another member
+
+    # of a pair: for backoff and divergence
+    partner_id: str = ""
+    chosen: bool = False  # this peer has proposed the meeting to it
+    strange: bool = False  # the two contributions had nothing in common, by the parts so far
     ahead: int = 0  # rounds that the partner is ahead, by its header
+
+    # of a group
     digest: str = ""  # of the mean of a group of everyone: the same for all members
     unheard: str = ""  # the same, when the leader's verdict has not come: the others may have used that mean

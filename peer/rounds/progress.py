@@ -10,7 +10,7 @@ import math
 from peer import clock
 from peer.rounds.types import Grouping
 
-STEP_SMOOTHING = 0.2
+STEP_SMOOTHING = 0.2  # weight of the newest inner step in the time of one
 SHORTEST = 8  # parts of H
 
 

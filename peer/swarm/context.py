@@ -96,7 +96,7 @@ class SwarmContext:
     node: MemberNode
     members: Members
     boundary: BoundaryClock
-    loop: LoopContext
+    training: LoopContext
     counters: OwnCounters
     inner_steps: int  # of a round
     backoff: PeerBackoff = field(default_factory=PeerBackoff)
@@ -121,12 +121,12 @@ class SwarmContext:
     @property
     def stopping(self) -> bool:
         """This peer was asked to stop."""
-        return self.loop.stop.requested
+        return self.training.stop.requested
 
     @property
     def away(self) -> bool:
         """It was asked to stop, or is paused: it meets nobody."""
-        return self.loop.away
+        return self.training.away
 
 
 class Matching:
@@ -137,10 +137,12 @@ class Matching:
     def start(self, round: int) -> None:
         """Look for others and answer them, for the boundary that ends ``round``."""
 
-    def group_for(self, round: int, after: int | None = None) -> Group:
-        """The group that averages at the boundary that ends ``round``.
+    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
+        """The group that averages at the boundary that ends ``round``. Blocks. Called from the training thread, or,
+        with ``ended_phase``, from the helper thread of an overlapped swap.
 
-        ``after``: number of the inner phase that has ended, when the next one runs at the same time (pairs only).
+        ``ended_phase``: number of the inner phase that has ended, if the next one runs meanwhile (pairs only);
+        ``None``: this peer waits at the boundary.
         """
         return Group(round)
 

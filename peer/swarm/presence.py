@@ -35,13 +35,17 @@ from peer.swarm.state_transfer.join import take_from, take_state
 log = get_logger("presence")
 
 RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; twice as many after each failure
-RETRY_DOUBLINGS = 6
+RETRY_DOUBLINGS = 6  # at most: 128 rounds
 KEPT_PHASES = 4  # inner phases for which a partner stays a candidate without a record
 START_PERIOD = 0.2  # seconds between two looks at the members that are known, while others are awaited
 
 
 class Presence:
-    """One per process. ``grouping`` and ``equal_replicas`` are properties of the method."""
+    """One per process. ``grouping`` and ``equal_replicas`` are properties of the method.
+
+    Used by the training thread; :meth:`group_for` also by the helper thread of an overlapped swap, which has returned
+    before the training thread calls :meth:`ended`. Any thread reads :attr:`size`.
+    """
 
     def __init__(
         self,
@@ -50,7 +54,7 @@ class Presence:
         grouping: Grouping,
         equal_replicas: bool,
         settings: RendezvousConfig,
-        loop: LoopContext,
+        training: LoopContext,
         counters: OwnCounters,
         inner_steps: int,
         step: Callable[[], int],
@@ -71,8 +75,8 @@ class Presence:
         self._context = SwarmContext(
             node,
             self._members,
-            BoundaryClock(loop.progress),
-            loop,
+            BoundaryClock(training.progress),
+            training,
             counters,
             inner_steps,
             tokens_per_step=tokens_per_step,
@@ -176,9 +180,9 @@ class Presence:
             clock.sleep(START_PERIOD)
         return None
 
-    def group_for(self, round: int, after: int | None = None) -> Group:
+    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
         """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""
-        self._group = self.matching.group_for(round, after)
+        self._group = self.matching.group_for(round, ended_phase)
         return self._group
 
     def still(self, group: Group) -> Group:
@@ -255,8 +259,8 @@ class Presence:
         self._node.stop()
 
     def _record(self) -> MemberRecord:
-        loop = self._context.loop
-        paused, speed = loop.pause.active, loop.progress.rate(self._context.tokens_per_step())
+        training = self._context.training
+        paused, speed = training.pause.active, training.progress.rate(self._context.tokens_per_step())
         return MemberRecord(
             peer_id=self._node.peer_id,
             name=self._node.member.name,

@@ -81,14 +81,14 @@ class Reporter:
         metrics["last_checkpoint_timestamp_seconds"].set_function(lambda: self._unix(self._saved))
         self._refused: Counter[str] = Counter()
         self._rounds, self._evals = RowWriter(folder / ROUNDS), RowWriter(folder / EVALS)
-        self._reported = self.reached()
+        self._reported = self.last_row()
         self.count, self.recent = 0, deque[RoundReport](maxlen=RECENT)
 
     @property
     def last(self) -> RoundReport | None:
         return self.recent[-1] if self.recent else None
 
-    def reached(self) -> int:
+    def last_row(self) -> int:
         """The last round in ``rounds.jsonl``; 0 when there is none. Call it before :meth:`rewind`."""
         return max((row["round"] for row in read_rows(self._rounds.path)), default=0)
 

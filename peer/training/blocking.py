@@ -20,7 +20,7 @@ from peer.training.boundary import Boundary
 
 log = get_logger("boundary")
 
-ROUND_TRIES = 2  # for one round
+ROUND_TRIES = 2  # of one round: it is repeated once without the member that failed
 LONGER = 10.0  # times this peer's momentum, or the distance of the slow weights: the longest momentum to take
 LAST_DONORS = 3  # asked by who has lost the last round
 WORSE = 1.2  # times the loss of this peer's slow weights: those of a round later may be so much worse
@@ -66,8 +66,8 @@ class Blocking(Boundary):
                 break
         with phase("apply"), self.outer.slow.changing:
             if averaged.outcome is Outcome.MERGED and isinstance(self.outer, NoLoCo):
-                self.outer.merge(averaged.mean)
-                self.rollback.begin([(0, averaged.mean)], averaged)
+                correction = self.outer.merge(averaged.mean)
+                self.rollback.begin([(0, correction)], averaged)
             elif averaged.outcome in (Outcome.MERGED, Outcome.ALONE) or not self.outer.equal_replicas:
                 self.outer.apply(averaged.mean)
             self.state.cross_boundary(averaged.digest, members=len(averaged.partners) + 1)

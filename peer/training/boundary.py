@@ -45,7 +45,9 @@ class Boundary(ABC):
         self.rollback = Rollback(self.state, self._undone, self.validation.sample_losses if self.validation else None)
 
     def between_steps(self) -> None:
-        """Call it before each inner step."""
+        """Call it once between two inner steps, and once before the first: it looks at the loss of the step before, and
+        opens parts for the next one. A running swap counts these calls as inner steps.
+        """
         self.rollback.look()
 
     def cut(self) -> None:
@@ -80,7 +82,7 @@ class Boundary(ABC):
     def _merge_at_the_end(self, outer: NoLoCo) -> None:
         outer.end_run()
         self.presence.matching.end_run()
-        self.rollback.rest()
+        self.rollback.training_ended()
         for _ in range(last_swaps(self.presence.matching.last_partners() + 1, self._merged)):
             if self.context.away or not self.presence.matching.last_partners():
                 return
@@ -90,7 +92,7 @@ class Boundary(ABC):
     def judge(self) -> None:
         """Judge the last merge before the next one."""
         began = clock.monotonic()
-        self.rollback.end(left=self.phase_length.steps_left, sampled=not self.context.stop.requested)
+        self.rollback.judge_before_next(left=self.phase_length.steps_left, sampled=not self.context.stop.requested)
         self.context.progress.judged(clock.monotonic() - began)
 
     def _undone(self, trial: Trial, detail: str) -> None:

@@ -27,13 +27,15 @@ def catch_up(
     presence: Presence,
     timeout: float,
     *,
-    newcomer_above: int = 0,
+    same_seed: bool = True,
     reached: int = 0,
     latest: int | None = None,
 ) -> None:
     """Take the state of a member in a later round, if there is one. A newcomer adopts it; a peer that has trained keeps
     its own change. A method without exchange takes nothing: it is the control of those that exchange.
 
+    ``same_seed``: fresh weights are the same at all peers; if not, a newcomer takes a member's even before the first
+    round is complete.
     ``reached``: the last round of this peer before its restart; its checkpoint may be older.
     ``latest``: the latest round of the members with which this peer begins; they may be further when it asks them.
     """
@@ -42,7 +44,7 @@ def catch_up(
         recent = reached - round <= STALE_ROUNDS and not state.outer.equal_replicas
         above = round + (STALE_ROUNDS if recent else 0)
     else:
-        above = round + newcomer_above
+        above = round if same_seed else round - 1
     taken = None
     if state.outer.grouping is not Grouping.NOBODY and (latest is None or latest > above):
         taken = presence.take_state(state.room(), timeout, above=above, reached=reached)

@@ -69,7 +69,7 @@ class Membership:
             grouping=state.outer.grouping,
             equal_replicas=state.outer.equal_replicas,
             settings=run.rendezvous,
-            loop=resources.context,
+            training=resources.context,
             counters=state.counters,
             inner_steps=run.inner_steps,
             inner_time=run.inner_time,
@@ -80,17 +80,17 @@ class Membership:
         )
         self._stack.callback(self.presence.leave)
 
-    def join(self, resume: Callable[[], None] = lambda: None, *, newcomer_above: int = 0) -> None:
+    def join(self, resume: Callable[[], None] = lambda: None, *, same_seed: bool = True) -> None:
         """Enter the swarm with the newest state: this peer's own, which ``resume`` restores, or a member's.
 
-        ``newcomer_above``: a peer without training takes the weights of a member after this round.
+        ``same_seed``: as in :func:`peer.training.catch_up.catch_up`.
         """
         own, presence, counters = self.resources.own, self.presence, self.state.counters
-        reached = self.reporter.reached()
+        reached = self.reporter.last_row()
         together = own.start_with > 1
         with self.resources.phase("join"):
             resume()
-            self._catch_up(newcomer_above, reached)
+            self._catch_up(reached=reached, same_seed=same_seed)
             self.reporter.rewind(counters.round, self.state.inner.step)
             presence.enter(self.state.snapshot, counters.round, waits=together)
             if together:
@@ -120,9 +120,9 @@ class Membership:
             self.resources.metrics["weights_taken_total"].inc()
         return replaced
 
-    def _catch_up(self, newcomer_above: int = 0, reached: int = 0, latest: int | None = None) -> None:
+    def _catch_up(self, *, same_seed: bool = True, reached: int = 0, latest: int | None = None) -> None:
         timeout = self.resources.own.network.join_timeout
-        catch_up(self.state, self.presence, timeout, newcomer_above=newcomer_above, reached=reached, latest=latest)
+        catch_up(self.state, self.presence, timeout, same_seed=same_seed, reached=reached, latest=latest)
 
     def boundary(self, validation: Validation | None = None) -> Boundary:
         """The end of this peer's rounds; call it once, after :meth:`join`. ``validation``: checks what others gave."""

@@ -30,13 +30,17 @@ class Trained(Protocol):
 
 @dataclass
 class Counters:
-    """A peer's position. ``round`` is the swarm's; ``tokens`` are this peer's own."""
+    """A peer's position. ``round`` is the swarm's; ``tokens`` are this peer's own.
+
+    ``round``: rounds that are complete, so the number of the one that runs, from 0 (on the wire and in ``Group``). Log
+    lines and ``rounds.jsonl`` number a round when it is complete, from 1.
+    """
 
     round: int = 0
     tokens: int = 0
-    phase_steps_done: int = 0  # inner steps since the last boundary
-    phase_tokens: int = 0  # this peer's own since the last boundary: the weight of its contribution
-    boundary_step: int = 0  # the inner loop's step at the last boundary
+    phase_steps_done: int = 0  # inner steps of this inner phase: a postponed boundary begins a new one
+    phase_tokens: int = 0  # of this round, which may have several inner phases: the weight of its contribution
+    boundary_step: int = 0  # the inner loop's step when this inner phase began
     unopened: int | None = None  # first element without the outer step of the phase that ended there; None: all have it
     lineage: Lineage = NO_ROUNDS  # the group rounds that changed the slow weights
     root: str = ""  # random id of the fresh weights; equal in swarms that have met
@@ -97,7 +101,7 @@ class OuterState(ABC):
         self.counters.phase_tokens = 0
         self.begin_phase()
 
-    def open_rest(self) -> None:
+    def open_remaining(self) -> None:
         """After a restore: the elements that had no outer step yet take it, in a group of this peer alone. A checkpoint
         cannot know whether a partner has the phase's change since.
         """

@@ -73,6 +73,7 @@ class Overlapped(Boundary):
         self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
         with self.state.outer.slow.changing:  # a donor copies its state
             self.state.cross_boundary()
+            # no element has it yet; ``None`` at the launch tells that another state came between
             self.counters.unopened = 0
         return True
 
@@ -132,12 +133,12 @@ class Overlapped(Boundary):
         if self.counters.unopened is None:  # a member's state has replaced that of the phase
             self.presence.matching.postpone("took the weights of a member")
             return
-        round, progress = self.counters.round - 1, self.context.progress
+        round, progress = self.counters.round - 1, self.context.progress  # cross() has counted it
 
-        after = ended.number if progress.phases > ended.number else None  # None: no inner steps run meanwhile
+        ended_phase = ended.number if progress.phases > ended.number else None  # else no inner steps run meanwhile
 
         def meet() -> Group:
-            group = self.presence.group_for(round, after)
+            group = self.presence.group_for(round, ended_phase)
             return replace(group, tokens=ended.tokens, phase_seconds=progress.phase_seconds)
 
         mailbox = self.exchange.start(progress.step_seconds, meet)
@@ -168,14 +169,14 @@ class Overlapped(Boundary):
                 for index, own, change in swap.opening.open(wanted, self.state.inner.step, wait=idle):
                     self.counters.unopened = mailbox.parts[index][1] if index + 1 < len(mailbox.parts) else None
                     mailbox.put(index, OpenPart(own, change))
-        if result is not None and not mailbox.unopened():
+        if result is not None and not mailbox.parts_left():
             self._swap = None
             if swap.harm:
                 blamed = (result.partner_id,)
                 result = replace(
                     result, outcome=Outcome.POISONED, reason=Reason.HARMFUL, detail=swap.harm, culprits=blamed
                 )
-            self.rollback.ended(result)
+            self.rollback.all_applied(result)
             self.presence.ended(result)
             self.report(swap.boundary, replace(result, staleness=fmean(swap.late) if swap.late else 0.0))
 

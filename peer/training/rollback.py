@@ -6,7 +6,7 @@ at no cost. A batch of unusual text shows the same, so the loss with and without
 validation batches, where there are any (rounds/jump_rule.py). The outer step is linear in the mean, so until the next
 boundary the merge can be undone: its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`). After a jump θ
 becomes φ in the corrected parts, so what was trained there since their outer step is dropped. Where no loss jumps and
-the validation batches decide before the next merge (:meth:`Rollback.end`), it remains.
+the validation batches decide before the next merge (:meth:`Rollback.judge_before_next`), it remains.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Rollback:
                 self._recent.popleft()
 
     def begin(self, corrections: Sequence[tuple[int, Tensor]], merge: Averaged | None) -> None:
-        """``corrections`` are being applied. They may grow until :meth:`ended` if there is no ``merge`` yet; each of
-        them may not change any more.
+        """``corrections`` are being applied. They may grow until :meth:`all_applied` if there is no ``merge`` yet; each
+        of them may not change any more.
         """
         self._follow()
         if self._recent:
@@ -78,7 +78,7 @@ class Rollback:
             step = self._state.inner.step
             self.trial = Trial(corrections, step, usual, spread, step, merge)
 
-    def ended(self, merge: Averaged) -> None:
+    def all_applied(self, merge: Averaged) -> None:
         """There are no further corrections."""
         self._follow()
         if self.trial is not None:
@@ -115,11 +115,11 @@ class Rollback:
             if self.trial is not trial:  # the losses of several steps may come at once from an accelerator
                 return
 
-    def rest(self) -> None:
+    def training_ended(self) -> None:
         """From now on nothing but merges changes the weights: without the next one the loss is that after the last."""
         self._at_rest = True
 
-    def end(self, *, left: float, sampled: bool = True) -> None:
+    def judge_before_next(self, *, left: float, sampled: bool = True) -> None:
         """Judge the merge before the next one, ``left`` inner steps before the run ends. If no inner step has followed
         it, or too few are left that could tell: by the validation batches, unless there is no time for them (not
         ``sampled``).

@@ -103,7 +103,7 @@ class PeerState(OuterState):
         for key in vars(self.counters).keys() & scalars.keys():
             setattr(self.counters, key, scalars[key])
         self.counters.lineage = Lineage(*scalars["lineage"])
-        self.open_rest()
+        self.open_remaining()
         _set_rng(scalars["rng"], self.inner.device)
 
     def move_to(self, device: torch.device) -> None:

@@ -77,7 +77,7 @@ def overlapped(peer: Sharer, group: Group) -> Averaged:
     assert isinstance(peer.exchange, OverlappedPairExchange)
     mailbox = peer.exchange.start(1.0, lambda: group)
     _wait(mailbox, lambda: bool(mailbox.parts_to_open(idle=True)))
-    open_parts(PartOpening(peer.method, mailbox.parts), mailbox, mailbox.unopened(), wait=True)
+    open_parts(PartOpening(peer.method, mailbox.parts), mailbox, mailbox.parts_left(), wait=True)
     peer.train(1)
     _wait(mailbox, lambda: amend_parts(peer.method, mailbox) < 0)  # until the swap ends
     result = mailbox.result()

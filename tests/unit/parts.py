@@ -82,8 +82,8 @@ def member_record(peer_id: str, round: int = 10, *, taken: int = 0, root: str = 
 
 def context_of(node: Any, members: Any, stop: Stop | None = None) -> SwarmContext:
     """Of a peer that has trained nothing yet, with rounds of 100 inner steps."""
-    loop, counters = LoopContext(stop=stop or Stop()), SimpleNamespace(round=0, boundary_step=0, lineage=NO_ROUNDS)
-    return SwarmContext(node, members, BoundaryClock(loop.progress), loop, counters, inner_steps=100)
+    training, counters = LoopContext(stop=stop or Stop()), SimpleNamespace(round=0, boundary_step=0, lineage=NO_ROUNDS)
+    return SwarmContext(node, members, BoundaryClock(training.progress), training, counters, inner_steps=100)
 
 
 def no_compiler() -> AbstractContextManager[None]:

@@ -88,7 +88,7 @@ class Replica:
 
     @property
     def tokens(self) -> int:
-        """Since the last boundary: the weight that it claims for its contribution."""
+        """Of this round: the weight that it claims for its contribution."""
         return self.state.counters.phase_tokens
 
     @property
@@ -117,8 +117,8 @@ class Replica:
         if delay:
             self.pending = Pending(mean, delay, self.fast_weights())
         elif partner:
-            self.pairwise.merge(mean)
-            self.try_merge([(0, mean)], partner)
+            correction = self.pairwise.merge(mean)
+            self.try_merge([(0, correction)], partner)
         else:
             self.state.outer.apply(mean)
 
@@ -159,7 +159,7 @@ class Replica:
 
     def swapped(self, partner: str) -> None:
         """There are no further corrections."""
-        self.rollback.ended(_merge(partner))
+        self.rollback.all_applied(_merge(partner))
 
     def _sample(self) -> list[float]:
         return [self.state.inner.evaluate([batch]) for batch in self.validation]
@@ -172,7 +172,7 @@ class Replica:
 
     def judge(self) -> None:
         """Judge the last merge before the next one."""
-        self.rollback.end(left=self.steps - self.state.inner.step)
+        self.rollback.judge_before_next(left=self.steps - self.state.inner.step)
 
     def _batches(self, steps: int) -> Iterator[Tensor]:
         for batch in self.state.stream.take(steps):

@@ -72,13 +72,13 @@ class SwapMailbox:
         taken. When the swap has ended the rest is opened too, some parts in each step: all at once take seconds.
         """
         if self._result is not None:
-            return self.unopened()[: self.opening_pace.most]
+            return self.parts_left()[: self.opening_pace.most]
         if self._close is None:
             return range(0)
         free = self.opening_pace.free(self._count, self.received_parts, self._sent_parts, idle=idle)
-        return self.unopened()[:free]
+        return self.parts_left()[:free]
 
-    def unopened(self) -> range:
+    def parts_left(self) -> range:
         """Parts that are not open yet."""
         return range(self._count, len(self.parts))
 

@@ -37,7 +37,8 @@ from peer.rounds.types import Group, Outcome, Reason
 
 BLAMED = (Outcome.CORRUPT, Outcome.POISONED, Outcome.TIMEOUT)
 PART_STEPS = 6.0  # inner steps of both peers without a part: a partner opens parts only between its steps
-LONGEST_STALL = 0.5  # of what a swap may take usually: how long a partner's steps are is what it says
+# of the time limit. A partner's steps are as long as it says: a false number must not buy more silence than this
+LONGEST_STALL = 0.5
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Transfer:
 
 
 Encode = Callable[[Transfer], AsyncIterator[bytes]]  # this peer's parts
+# reads the partner's parts; returns the digest by which the guard knows a replay
 Receive = Callable[[Transfer], Coroutine[Any, Any, bytes]]
 
 
@@ -71,41 +73,19 @@ class PairProtocol:
         """What one kind of swap needs besides."""
 
     def _swap(self, group: Group, encode: Encode, receive: Receive, mean: Tensor, pace: float = 0.0) -> Averaged:
-        """Swap with the partner in ``group``. ``mean``: the mean of the result; ``pace``: seconds of an inner step.
-
-        ``receive`` reads the partner's parts and returns a digest by which the guard recognises them.
-        """
+        """Swap with the partner in ``group``. ``mean``: the mean of the result; ``pace``: seconds of an inner step."""
         (link,) = group.links
         stream = link.stream
         assert stream is not None
         judgement = self._guard.judgement(link.peer_id, self._numel)
         began, sent, received = clock.monotonic(), stream.all_sent, stream.all_received
-        least, phases = self._settings.stall, self._settings.max_phases
-        usual = swap_limit(least, phases, group.phase_seconds)
-
-        async def converse() -> Verdict:
-            header = await exchange_headers(stream, self._numel, self._codec, group, pace, least)
-            judgement.ahead, judgement.share = header.round - group.round, share(header.tokens, group.tokens)
-            steps = PART_STEPS * (pace + header.pace) if pace else 0.0
-            stall = max(least, min(steps, LONGEST_STALL * usual))
-            transfer = Transfer(stream, judgement, header.codec, stall)
-            until_sent = stream.all_sent + size(self._codec.sends, self._numel)
-            until_received = stream.all_received + size(header.codec, self._numel)
-
-            def left() -> dict[str, int]:
-                return {"receiving": until_received - stream.all_received, "sending": until_sent - stream.all_sent}
-
-            async def swap() -> Verdict:
-                fingerprint = await both_ways(receive(transfer), send_parts(stream, encode(transfer), stall))
-                answer = answer_limit(stall, size(self._codec.sends, self._numel))
-                return await exchange_verdicts(stream, judgement.verdict(fingerprint), answer)
-
-            return await in_time(unless_away(swap(), self._away), left, swap_limit(stall, phases, group.phase_seconds))
-
-        verdict = self._network.call(guarded(converse(), stream, least), 2 * (least + usual) + THREAD_GRACE)
+        min_stall = self._settings.stall
+        swap = guarded(self._converse(group, stream, judgement, encode, receive, pace), stream, min_stall)
+        time_limit = self._time_limit(group, min_stall)
+        verdict = self._network.call(swap, 2 * (min_stall + time_limit) + THREAD_GRACE)
         self._codec.end_round(verdict.outcome is Outcome.MERGED, whole=judgement.whole)
-        left = verdict.outcome is Outcome.TIMEOUT and self._away()  # this peer has
-        blamed = (verdict.outcome in BLAMED and not left) or verdict.reason is Reason.HEADER
+        given_up = verdict.outcome is Outcome.TIMEOUT and self._away()  # by this peer
+        blamed = (verdict.outcome in BLAMED and not given_up) or verdict.reason is Reason.HEADER
         return Averaged(
             mean=mean,
             outcome=verdict.outcome,
@@ -123,6 +103,32 @@ class PairProtocol:
             strange=judgement.strange,
             ahead=judgement.ahead,
         )
+
+    async def _converse(
+        self, group: Group, stream: Stream, judgement: Judgement, encode: Encode, receive: Receive, pace: float
+    ) -> Verdict:
+        """From the headers to the verdicts."""
+        min_stall = self._settings.stall
+        header = await exchange_headers(stream, self._numel, self._codec, group, pace, min_stall)
+        judgement.ahead, judgement.share = header.round - group.round, share(header.tokens, group.tokens)
+        part_seconds = PART_STEPS * (pace + header.pace) if pace else 0.0
+        stall = max(min_stall, min(part_seconds, LONGEST_STALL * self._time_limit(group, min_stall)))
+        transfer = Transfer(stream, judgement, header.codec, stall)
+        until_sent = stream.all_sent + size(self._codec.sends, self._numel)
+        until_received = stream.all_received + size(header.codec, self._numel)
+
+        def bytes_left() -> dict[str, int]:
+            return {"receiving": until_received - stream.all_received, "sending": until_sent - stream.all_sent}
+
+        async def swap() -> Verdict:
+            fingerprint = await both_ways(receive(transfer), send_parts(stream, encode(transfer), stall))
+            answer = answer_limit(stall, size(self._codec.sends, self._numel))
+            return await exchange_verdicts(stream, judgement.verdict(fingerprint), answer)
+
+        return await in_time(unless_away(swap(), self._away), bytes_left, self._time_limit(group, stall))
+
+    def _time_limit(self, group: Group, stall: float) -> float:
+        return swap_limit(stall, self._settings.max_phases, group.phase_seconds)
 
 
 async def both_ways(receiving: Coroutine[Any, Any, bytes], sending: Coroutine[Any, Any, None]) -> bytes:

@@ -48,7 +48,7 @@ class Members:
         self._written = search.Held("", 0.0)
         self._copies: dict[Bucket, set[Any]] = {}  # ids of the nodes that have it
 
-    # -- from the main thread
+    # -- from the training thread
 
     def start(self) -> None:
         """Announce from now on, until :meth:`leave`."""

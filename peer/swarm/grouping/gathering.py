@@ -50,16 +50,16 @@ class GroupMatching(Matching):
         self._leads = False  # at this boundary
         self._sent_by = ""  # id of the leader that says, at this boundary, that this peer has other weights
 
-    # -- from the main thread
+    # -- from the training thread
 
     def start(self, round: int) -> None:
         self._round = round
         self._node.call(self._node.serve_members(GATHER_PROTOCOL, self._answer), OPEN_TIMEOUT)
         self._node.spawn(self._keep_joined())
 
-    def group_for(self, round: int, after: int | None = None) -> Group:
+    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
         """All members that are at this boundary too; waits for those that announced it."""
-        assert after is None, "a group of everyone cannot overlap with inner steps"
+        assert ended_phase is None, "a group of everyone cannot overlap with inner steps"
         self._round = round - self._ahead
         return self._node.call(self._gather(), self._known.longest(self._node.peer_id) + 60.0)
 

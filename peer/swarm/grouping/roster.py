@@ -36,7 +36,7 @@ NAMED_MEMBERS = 1000  # members from messages that are kept
 
 
 class KnownMembers:
-    """Belongs to the network thread. The main thread, too, calls :meth:`leader`, :meth:`longest`, :meth:`missed`,
+    """Belongs to the network thread. The training thread, too, calls :meth:`leader`, :meth:`longest`, :meth:`missed`,
     :meth:`made_fail` and :meth:`suspected`, so what they change is never iterated over without a copy.
     """
 

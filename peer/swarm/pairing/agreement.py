@@ -81,7 +81,9 @@ class Meeting:
 
 
 class Agreement:
-    """Belongs to the network thread. The meeting is for the boundary that ends ``round``."""
+    """The meeting is for the boundary that ends ``round``. Belongs to the network thread, but for ``round``, which
+    :meth:`Matching.group_for` sets, and :meth:`called_off`, which any thread may ask.
+    """
 
     def __init__(self, context: SwarmContext, leave_out: Callable[[str], None] = lambda _: None) -> None:
         """``leave_out``: gets the id of who calls off its meetings."""

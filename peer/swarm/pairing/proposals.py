@@ -19,19 +19,17 @@ from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.pairing_rule import (
     AT_BOUNDARY,
     LAST_CALL,
-    NEVER,
     OPENS,
     PROPOSAL_PAUSE,
     askable,
     ends_soon,
-    in_order,
     near,
 )
-from peer.rounds.types import Newest
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 from peer.swarm.healing import Origin, Position
 from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, Agreement, Propose
+from peer.swarm.pairing.candidate_order import CandidateOrder
 
 log = get_logger("rendezvous")
 
@@ -41,35 +39,25 @@ PAUSE_SECONDS = (0.01, 0.3)  # between two looks or proposals, whatever the phas
 QUIET_SECONDS = 1.0  # between two looks while there is nothing to propose: a request to stop or pause has no event
 ANSWER_SECONDS = 1.0  # later its own proposal is accepted, and who declines counts as silent, unless our swap delays it
 ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
-WARY_ROUNDS = 4  # after members that were never met have cost time; twice as many after each further time
-WARY_DOUBLINGS = 4
 ASK_AGAIN_PHASES = 0.12  # inner phases until a member that has declined is asked again
-MANY_DECLINE = 6  # members never met, in one round; a few do because they have a meeting
-KEPT_TRIED = 1000  # members
 SWAPS_ENDED = "has made its last swap"  # why it declines: it is not asked again
 
 
 class Proposals:
-    """Leads to an :class:`Agreement`. Belongs to the network thread."""
+    """Leads to an :class:`Agreement`. Belongs to the network thread; :meth:`count` only reads, from any thread."""
 
     def __init__(self, context: SwarmContext, settings: RendezvousConfig, origin: Origin, agreement: Agreement) -> None:
         self._context, self._settings, self._origin, self._agreement = context, settings, origin, agreement
         self._node, self._members, self._boundary = context.node, context.members, context.boundary
-        self._met: dict[str, int] = {}  # the round in which a partner was met last
-        self._tried = Newest[int](KEPT_TRIED)  # the round, before this one, in which a member was asked last
-        self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
+        self._order = CandidateOrder(agreement)
         self._met_at_end: set[str] = set()  # met since the last inner step, or without a further swap
-        self._silent: dict[str, float] = {}  # time at which a peer has not answered
-        self._wary_until = 0  # the round before which members that were never met are asked last
-        self._in_vain = 0  # how often they have cost time since one was met
         self._asking = ""  # the peer that has our open proposal
         self._answered = asyncio.Event()
         self._answered.set()
 
     def met(self, peer_id: str) -> None:
-        """It was met at this boundary: from now on others come first."""
-        self._in_vain = self._in_vain if peer_id in self._met else 0
-        self._met[peer_id] = self._agreement.round
+        """It was met at this boundary."""
+        self._order.met(peer_id)
         if self._boundary.run_ended:
             self._met_at_end.add(peer_id)
 
@@ -89,9 +77,9 @@ class Proposals:
                 agreement.cancel(agreement.meeting)  # before the checkpoint: the partner can find another one
             if self._context.stopping:
                 return
-            await self._rest(opens)
+            await self._sleep(opens)
             if round != agreement.round:
-                self._end_round(round)
+                self._order.end_round(round)
                 round, opens = agreement.round, random.uniform(*OPENS)
             if agreement.meeting is not None or self._boundary.here or self._context.away:
                 continue
@@ -104,14 +92,7 @@ class Proposals:
             if candidate is not None and self._last_asked(candidate) < again:
                 await self._propose(candidate)
 
-    def _end_round(self, round: int) -> None:
-        if round not in self._met.values() and len(self._asked.keys() - self._met.keys()) >= MANY_DECLINE:
-            self._be_wary()
-        for peer_id in self._asked:
-            self._tried[peer_id] = round
-        self._asked = {}
-
-    async def _rest(self, opens: float) -> None:
+    async def _sleep(self, opens: float) -> None:
         """A pause. It is longer while this peer has a meeting, or is far from the time from which it asks others."""
         meeting, eta = self._agreement.meeting, self._boundary.eta()
         phase_seconds = self._boundary.progress.phase_seconds
@@ -135,7 +116,7 @@ class Proposals:
                         return
                     await self._propose(record)
         except TimeoutError:
-            log.info("no partner found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreement.round))
+            log.info("no partner found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreement.round + 1))
 
     def count(self) -> int:
         """Members to ask."""
@@ -152,33 +133,19 @@ class Proposals:
 
     def _just_met(self, peer_id: str) -> bool:
         """The run has ended with a swap with this peer, and others may be met: another one would change little."""
-        if not self._boundary.run_ended or self._met.get(peer_id, NEVER) != self._agreement.round - 1:
+        if not self._boundary.run_ended or self._order.met_in(peer_id) != self._agreement.round - 1:
             return False
         return any(it.peer_id != peer_id and self._may_be_met(it) for it in self._context.candidates())
 
     def _candidates(self) -> list[MemberRecord]:
-        """Live members in the order in which they are asked; last, as each costs seconds, those silent of late.
-
-        A member counts as met in the round in which it was asked in vain: who declines costs time as well. Members that
-        were never met come first, but not for some rounds after one of them was silent, or many have declined in a
-        round without a partner: others may fill the directory with members that do not exist or meet nobody.
-        """
-        since = clock.monotonic() - LIFETIME
+        """Live members that may be met, in the order in which they are asked."""
         members = self._context.candidates()
         live = {it.peer_id: it for it in members if self._may_be_met(it) and not self._just_met(it.peer_id)}
         ahead = self._ahead(live)
-        self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}
-        wary = self._agreement.round < self._wary_until
-
-        def order(it: MemberRecord) -> tuple[bool, bool, int]:
-            met, tried = self._met.get(it.peer_id, NEVER), self._tried.get(it.peer_id, NEVER)
-            return it.peer_id in self._silent, wary and met == NEVER, max(met, tried)
-
-        return in_order([it for key, it in live.items() if key not in ahead], order)
+        return self._order.of([it for key, it in live.items() if key not in ahead])
 
     def _last_asked(self, record: MemberRecord) -> float:
-        """Nobody is asked again before all others: else a fast peer would ask the same slow ones for ever."""
-        return self._asked.get(record.peer_id, -math.inf)
+        return self._order.asked_at(record.peer_id)
 
     def _ahead(self, others: Mapping[str, Position]) -> set[str]:
         """Ids of those among ``others`` whose weights this peer takes before it meets them (healing.py).
@@ -194,7 +161,8 @@ class Proposals:
     async def _propose(self, record: MemberRecord) -> None:
         if self._asking or self._agreement.meeting is not None:
             return
-        self._asking, self._asked[record.peer_id] = record.peer_id, clock.monotonic()
+        self._asking = record.peer_id
+        self._order.asks(record.peer_id)
         self._answered.clear()
         proposal = Propose(
             name=self._node.member.name,
@@ -216,7 +184,7 @@ class Proposals:
             await self._agreement.drop(record.peer_id)  # it may have proposed one meanwhile
         except (TimeoutError, StreamLost) as error:
             log.debug("no answer: %s", fields(peer=record.name, reason=str(error)))
-            self._note_silence(record.peer_id, silent=isinstance(error, TimeoutError))
+            self._order.note_silence(record.peer_id, silent=isinstance(error, TimeoutError))
             if isinstance(error, TimeoutError):
                 if self._node.hears(record.peer_id):  # the answer waits behind a swap: asked last, and not given up
                     return
@@ -225,17 +193,6 @@ class Proposals:
         finally:
             self._asking = ""
             self._answered.set()
-
-    def _be_wary(self) -> None:
-        round = self._agreement.round
-        self._in_vain += round >= self._wary_until
-        self._wary_until = round + WARY_ROUNDS * 2 ** min(max(self._in_vain - 1, 0), WARY_DOUBLINGS)
-
-    def _note_silence(self, peer_id: str, *, silent: bool = True) -> None:
-        if peer_id not in self._met:
-            self._be_wary()
-        if silent:
-            self._silent[peer_id] = clock.monotonic()
 
     async def _ask(self, record: MemberRecord, proposal: Propose) -> None:
         stream = await self._node.open_to_member(record.peer_id, MEET_PROTOCOL, record.addresses)
@@ -247,7 +204,7 @@ class Proposals:
             if self._agreement.meeting is None or self._agreement.meeting.stream is not stream:
                 stream.close()
                 if clock.monotonic() - began > ANSWER_SECONDS and not self._boundary.progress.swapping:
-                    self._note_silence(record.peer_id)
+                    self._order.note_silence(record.peer_id)
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
         avoided = self._context.backoff.avoided(stream.remote)  # since it was asked, a swap with it may have ended
@@ -258,7 +215,8 @@ class Proposals:
         if isinstance(reply, Accept) and free and not (avoided or late):
             window = AT_BOUNDARY if self._boundary.here else self._settings.window
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
-                waited = clock.monotonic() - self._asked.get(stream.remote, clock.monotonic())
+                now = clock.monotonic()
+                waited = now - self._order.asked_at(stream.remote, otherwise=now)
                 self._agreement.commit(stream, name, reply, mine.eta - waited)
 
     # -- answering
@@ -266,7 +224,7 @@ class Proposals:
     async def answer(self, stream: Stream) -> None:
         """Commit to a peer's proposal or decline it at once."""
         proposal = await stream.receive(Propose, MESSAGE_TIMEOUT)
-        self._silent.pop(stream.remote, None)
+        self._order.answers(stream.remote)
         decline = self._objection(proposal, stream.remote)
         if decline is not None:
             await stream.send_last(decline, MESSAGE_TIMEOUT)
@@ -289,7 +247,7 @@ class Proposals:
             return Decline(reason="takes the weights of others first")
         if self._context.backoff.avoided(remote) or self._agreement.called_off(remote):
             return Decline(reason="sent what could not be used, or did not come")
-        fresh = self._asking == remote and clock.monotonic() - self._asked.get(remote, 0.0) < ANSWER_SECONDS
+        fresh = self._asking == remote and clock.monotonic() - self._order.asked_at(remote) < ANSWER_SECONDS
         if fresh and self._node.peer_id < remote:
             return Decline(reason="has an open proposal")
         if not near(eta, proposal.eta, phase_seconds, proposal.phase, self._settings.window):

@@ -32,7 +32,7 @@ log = get_logger("rendezvous")
 
 PARTNER_SLACK = 2.0  # seconds that a partner may be late, in addition to half of the time that it announced
 MISSED_PHASES = 1.0  # inner phases for which a partner that did not come once is left out
-LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner at its boundary
+LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner before it goes on alone
 
 
 class PairMatching(Matching):
@@ -47,22 +47,23 @@ class PairMatching(Matching):
         self._agreement = Agreement(context, self._missed)
         self._proposals = Proposals(context, settings, origin, self._agreement)
 
-    # -- from the main thread
+    # -- from the training thread
 
     def start(self, round: int) -> None:
         self._agreement.round = round
         self._node.call(self._node.serve_members(MEET_PROTOCOL, self._proposals.answer), OPEN_TIMEOUT)
         self._node.spawn(self._proposals.seek())
 
-    def group_for(self, round: int, after: int | None = None) -> Group:
+    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
         """The partner that is at this boundary too, or none. Never waits longer than announced."""
         self._agreement.round = round
         phase_seconds = self._boundary.progress.phase_seconds or 0.0
-        linger = 0.0 if after is None else LINGER_PHASES * phase_seconds
+        linger = 0.0 if ended_phase is None else LINGER_PHASES * phase_seconds
         if self._boundary.run_ended:
             linger = self._patience
         patience = linger + 4 * phase_seconds + 4 * (PARTNER_SLACK + MESSAGE_TIMEOUT)
-        return self._node.call(self._meet(self._boundary.progress.phases if after is None else after, linger), patience)
+        phase_number = self._boundary.progress.phases if ended_phase is None else ended_phase
+        return self._node.call(self._meet(phase_number, linger), patience)
 
     def postpone(self, reason: str = "our last swap has not ended") -> None:
         self._node.spawn(self._agreement.postpone(reason))
@@ -147,5 +148,5 @@ class PairMatching(Matching):
         self._node.proven.discard(peer_id)
 
     def _cancel(self, meeting: Meeting, reason: str) -> None:
-        log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._agreement.round))
+        log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._agreement.round + 1))
         self._agreement.cancel(meeting)

@@ -50,7 +50,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
             grouping=Grouping.EVERYONE,
             equal_replicas=False,
             settings=RendezvousConfig(),
-            loop=LoopContext(progress, Stop()),
+            training=LoopContext(progress, Stop()),
             counters=SimpleNamespace(round=0, lineage=Lineage()),
             inner_steps=100,
             step=lambda: 0,

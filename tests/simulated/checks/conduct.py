@@ -136,9 +136,9 @@ class Conduct:
             judged.append(loop.time())
             return sample(*given)
 
-        def timed(round: int, after: int | None = None) -> Group:
+        def timed(round: int, ended_phase: int | None = None) -> Group:
             began = loop.time()
-            group: Group = group_for(round, after)
+            group: Group = group_for(round, ended_phase)
             took, phase = loop.time() - began, boundary.context.progress.phase_seconds or 0.0
             if not (overlapped or grouped) and took > LONGEST_WAIT + 2 * phase and self._ran(peer, began):
                 self._world.violation(f"{peer.name} waited {took:.1f} s for a partner, its phase is {phase:.1f} s")

@@ -55,7 +55,7 @@ class Peer:
             grouping=grouping,
             equal_replicas=equal,
             settings=settings or RendezvousConfig(),
-            loop=LoopContext(self.progress, self.stop),
+            training=LoopContext(self.progress, self.stop),
             counters=self,
             inner_steps=100,
             step=lambda: self.round * STEPS,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import peer
 from peer import logs
 from peer.api.loop import OuterLoop
 from peer.errors import RunError, UserError
@@ -27,7 +28,7 @@ def watched_loop(step: int = 5, total: int = 100) -> tuple[OuterLoop, Any]:
     outer, watched = object.__new__(OuterLoop), Mock()
     for name in NAMES:
         setattr(outer, name, getattr(watched, name))
-    outer._total, outer._optimizers, outer._logfile, outer._whole = total, (), Path("peer.log"), True
+    outer._total, outer._optimizers, outer._logfile, outer._step_ended = total, (), Path("peer.log"), True
     watched._stop.requested, watched._member.presence.failure = False, ""
     watched._state.inner.step = step
     watched._state.counters = SimpleNamespace(tokens=0, phase_tokens=0, phase_steps_done=0)
@@ -91,6 +92,13 @@ def test_what_is_no_number_is_refused_in_the_step_that_gives_it(given: dict[str,
     assert watched._state.inner.step == 6
 
 
+def test_what_a_step_takes_and_gives_has_a_public_type() -> None:
+    """Type checkers refused a tensor of tokens, which the text allows, and ``Round`` had no public name."""
+    hints = get_type_hints(OuterLoop.step)
+    assert hints["tokens"] == int | torch.Tensor and hints["return"] == peer.Round | None
+    assert all(getattr(peer, name) for name in peer.__all__)
+
+
 @pytest.mark.parametrize("step", [99, 98])
 def test_after_the_last_step_no_phase_begins(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer waited a quarter of a phase more for partners, and its record said that it trains."""
@@ -103,6 +111,18 @@ def test_after_the_last_step_no_phase_begins(step: int, monkeypatch: pytest.Monk
     called = [call[0] for call in watched.mock_calls]
     assert ("_length.begin" in called) == ("_member.join_late" in called) == (step == 98)
     assert ("close" in called) == (step == 99)
+
+
+@pytest.mark.parametrize("remaining", [5, 0])
+def test_the_swap_is_continued_once_a_step(remaining: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts these calls as inner steps. At a boundary there were two."""
+    monkeypatch.setattr("peer.api.loop.require_finite", lambda *_: None)
+    monkeypatch.setattr("peer.api.loop.require_same", lambda *_: None)
+    outer, watched = watched_loop()
+    watched._length.remaining.return_value = remaining
+    outer.step(7)
+    called = [call[0] for call in watched.mock_calls]
+    assert called.count("_boundary.between_steps") == 1 and ("_boundary.cross" in called) == (remaining == 0)
 
 
 @pytest.mark.parametrize("where", ["between_steps", "cross"])

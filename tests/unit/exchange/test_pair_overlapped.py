@@ -355,7 +355,7 @@ def test_no_more_of_a_large_model_is_open_than_an_eighth(thread: LoopThread, par
         assert len(wanted) <= most
         for index in wanted:
             mailbox.put(index, part)
-    assert not mailbox.unopened() and len(mailbox._opened) == most - 1
+    assert not mailbox.parts_left() and len(mailbox._opened) == most - 1
 
 
 def test_a_swap_can_be_broken_off(thread: LoopThread) -> None:

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from peer import clock
+from peer.logs import LOGGER
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.backoff import PeerBackoff
@@ -17,7 +18,8 @@ from peer.rounds.progress import Progress
 from peer.swarm.context import BoundaryClock, SwarmContext
 from peer.swarm.directory.directory import KEPT_NAMES, Members
 from peer.swarm.pairing.agreement import Accept, Agreement, Meeting, PartnerReady, Propose
-from peer.swarm.pairing.proposals import MANY_DECLINE, Proposals
+from peer.swarm.pairing.candidate_order import MANY_DECLINE
+from peer.swarm.pairing.proposals import Proposals
 from peer.swarm.pairing.rendezvous import PairMatching
 from tests.unit.parts import member_record
 from tests.unit.virtual import run, stream_pair, virtual_time
@@ -81,7 +83,9 @@ def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(avoided: str, off: b
 
 
 @pytest.mark.parametrize(("eta", "waited"), [(25.0, 0.0), (9.0, 1.5 * 9.0 + 2.0)])
-def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(eta: float, waited: float) -> None:
+def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(
+    eta: float, waited: float, caplog: pytest.LogCaptureFixture
+) -> None:
     """A boundary came earlier than announced: the wait was three phases, and could pass the deadline of the round."""
 
     async def meet() -> tuple[float, list[str]]:
@@ -97,7 +101,9 @@ def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(eta: flo
         assert theirs is not None
         return clock.monotonic() - began, avoided
 
+    caplog.set_level("INFO", logger=LOGGER)
     seconds, avoided = run(meet())
+    assert "round=1" in caplog.text, "the number that the round has in the line of its end"
     assert seconds == pytest.approx(waited, abs=0.3) and bool(avoided) == bool(waited)
 
 
@@ -220,8 +226,22 @@ def test_who_does_not_answer_is_asked_last_and_given_up_if_nothing_else_comes_fr
         return proposals
 
     proposals = asyncio.run(propose())
-    assert bool(proposals._silent) is silent
+    assert bool(proposals._order._silent) is silent
     assert (members.forget.called, node.hang_up.called) == (forgotten, hung_up)
+
+
+def test_a_boundary_without_a_partner_has_the_number_of_its_round(caplog: pytest.LogCaptureFixture) -> None:
+    """The line that ends the round counts from 1; this one counted from 0."""
+    agreement: Any = SimpleNamespace(round=3)
+
+    async def ask_around() -> None:
+        proposals = Proposals(Mock(), Mock(), Mock(), agreement)
+        proposals._answered.clear()  # its last proposal stays open
+        await proposals.ask_around()
+
+    caplog.set_level("INFO", logger=LOGGER)
+    run(ask_around())
+    assert "no partner found" in caplog.text and "round=4" in caplog.text
 
 
 def test_who_answers_a_proposal_with_nonsense_is_avoided() -> None:
@@ -286,9 +306,9 @@ def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_h
 
     def wary_after(*asked: str) -> int:
         """Rounds in which a member that was met comes first, after one in which ``asked`` have declined."""
-        proposals._asked = dict.fromkeys(asked, 0.0)
+        proposals._order._asked = dict.fromkeys(asked, 0.0)
         agreement.round += 1
-        proposals._end_round(agreement.round - 1)
+        proposals._order.end_round(agreement.round - 1)
         began = agreement.round
         while proposals._candidates()[0].peer_id == "met":
             agreement.round += 1

@@ -49,8 +49,8 @@ class Presence:
     def postpone(self, reason: str = "") -> None:
         self.postponed += 1
 
-    def group_for(self, round: int, after: int | None = None) -> Group:
-        self.asked.append((round,) if after is None else (round, after))
+    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
+        self.asked.append((round,) if ended_phase is None else (round, ended_phase))
         return Group(round)
 
     def still(self, group: Group) -> Group:
@@ -81,9 +81,9 @@ class Mailbox:
         return []
 
     def parts_to_open(self, *, idle: bool = False) -> range:
-        return self.unopened() if self.over else range(0)
+        return self.parts_left() if self.over else range(0)
 
-    def unopened(self) -> range:
+    def parts_left(self) -> range:
         return range(self._count, len(self.parts))
 
     def put(self, index: int, part: object) -> None:
@@ -159,7 +159,7 @@ class Asking(Mailbox):
         self.opened: dict[int, OpenPart] = {}
 
     def parts_to_open(self, *, idle: bool = False) -> range:
-        return self.unopened()[:3]
+        return self.parts_left()[:3]
 
     def put(self, index: int, part: OpenPart) -> None:  # type: ignore[override]
         super().put(index, part)
@@ -282,7 +282,7 @@ def test_no_look_at_a_swap_waits_for_the_accelerator(scene: Scene, monkeypatch: 
         boundary.between_steps()
         assert device.begun == 6 and len(mailbox.opened) == 3
         mailbox.over = True
-        while mailbox.unopened():
+        while mailbox.parts_left():
             assert not scene.presence.ended_rounds
             device.complete()
             boundary.between_steps()
@@ -306,7 +306,7 @@ def test_a_part_that_is_not_finite_is_not_sent(scene: Scene) -> None:
     before = slow.phi.clone()
     for _ in range(2):  # a program that catches it does not send the rest either
         with pytest.raises(RunError, match=rf"^the weight {last.name} is not finite at step {H}; nobody has got it"):
-            while mailbox.unopened():
+            while mailbox.parts_left():
                 boundary.between_steps()
     first = mailbox.parts[-1][0]
     assert list(mailbox.opened) == list(range(len(mailbox.parts) - 1))
@@ -361,9 +361,9 @@ def test_a_swap_that_has_ended_with_parts_left_does_not_postpone_the_boundary(sc
     boundary.between_steps()
     exchange.mailboxes[0].over = True
     boundary.between_steps()
-    assert exchange.mailboxes[0].unopened() and not scene.presence.ended_rounds
+    assert exchange.mailboxes[0].parts_left() and not scene.presence.ended_rounds
     assert boundary.cross(scene.train()) and scene.state.counters.round == 2
-    assert not exchange.mailboxes[0].unopened() and len(scene.presence.ended_rounds) == 1
+    assert not exchange.mailboxes[0].parts_left() and len(scene.presence.ended_rounds) == 1
 
 
 def test_the_last_phases_are_not_shorter_than_a_swap_by_what_was_known_when_they_began(scene: Scene) -> None:

@@ -60,9 +60,8 @@ class Peer:
         return REACH * self.own()[1].norm() / way.norm() * way
 
     def merge(self, correction: Tensor) -> None:
-        mean = self.own()[0] + correction
-        self.outer.merge(mean)
-        self.rollback.begin([(0, mean)], merge())
+        merged = self.outer.merge(self.own()[0] + correction)
+        self.rollback.begin([(0, merged)], merge())
 
     def tensors(self) -> list[Tensor]:
         theta = torch.empty(self.outer.slow.numel)
@@ -88,8 +87,7 @@ def test_a_merge_gives_the_correction_that_it_was(peer: Peer) -> None:
     correction = 0.01 * torch.randn(peer.outer.slow.numel, generator=torch.Generator().manual_seed(0))
     mean = peer.own()[0] + correction
     twin.apply(mean.clone())
-    peer.outer.merge(mean)
-    torch.testing.assert_close(mean, correction, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(peer.outer.merge(mean), correction, atol=1e-6, rtol=1e-4)
     assert torch.equal(peer.outer.slow.phi, twin.slow.phi) and torch.equal(peer.outer.momentum, twin.momentum)
 
 
@@ -117,7 +115,7 @@ def test_losses_that_come_together_undo_a_merge_once(peer: Peer, monkeypatch: py
         peer.step_with(10 * usual)
     merged = peer.tensors()[0]
     assert peer.undone == []
-    peer.rollback.end(left=100)
+    peer.rollback.judge_before_next(left=100)
     ((trial, _),) = peer.undone
     (_, correction) = trial.corrections[0]
     torch.testing.assert_close(peer.tensors()[0], merged - correction, atol=1e-6, rtol=0)
@@ -151,7 +149,7 @@ def test_without_a_further_step_the_merge_is_judged_by_a_validation(peer: Peer, 
     peer.merge(peer.harm() if harmful else torch.zeros(peer.outer.slow.numel))
     before = peer.tensors()
     peer.rollback._sample = lambda: [peer.state.inner.evaluate([it]) for it in batches]
-    peer.rollback.end(left=100)
+    peer.rollback.judge_before_next(left=100)
     assert len(peer.undone) == harmful and peer.rollback.trial is None
     for one, two in zip(before, peer.tensors(), strict=True):
         assert torch.allclose(one, two, atol=1e-6) != harmful
@@ -163,7 +161,7 @@ def test_at_the_end_of_a_run_a_few_steps_are_not_enough_to_judge(peer: Peer, lef
     peer.train(1)
     losses = iter([1.1, 1.0])
     peer.rollback._sample = lambda: [next(losses)]
-    peer.rollback.end(left=left)
+    peer.rollback.judge_before_next(left=left)
     assert len(peer.undone) == (left < JUDGES)
 
 
@@ -172,10 +170,10 @@ def test_after_the_last_step_the_loss_without_a_merge_is_known(peer: Peer, last:
     losses = iter([1.0, 1.0, 1.01, last * 1.01, 1.01])
     peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: [next(losses)])
     peer.train(STEPS)
-    peer.rollback.rest()
+    peer.rollback.training_ended()
     for _ in range(3):
         peer.merge(torch.zeros(peer.outer.slow.numel))
-        peer.rollback.end(left=0)
+        peer.rollback.judge_before_next(left=0)
     assert len(peer.undone) == undone
     assert len(list(losses)) == 1 - undone  # two samples, one, and one or two
 
@@ -254,7 +252,7 @@ def test_a_difference_that_a_few_batches_show_by_chance_undoes_nothing(
     peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: next(losses))
     peer.train(STEPS)
     peer.merge(torch.zeros(peer.outer.slow.numel))
-    peer.rollback.end(left=0)
+    peer.rollback.judge_before_next(left=0)
     assert bool(peer.undone) == undone
 
 
@@ -328,18 +326,18 @@ def test_steps_that_a_slow_peer_did_not_make_do_not_save_a_merge_from_its_judgem
     losses = iter([[99.0, 99.0], [2.0, 2.0]])
     peer.rollback._sample = (lambda: next(losses)) if sampled else None
     peer.merge(peer.harm())
-    peer.rollback.ended(merge())
+    peer.rollback.all_applied(merge())
     peer.state.inner.loss, peer.state.inner.step = 99.0, peer.state.inner.step + 1  # the last step, and no look since
     peer.rollback.skip(47)
     peer.state.inner.step += 47
-    peer.rollback.end(left=1000)
+    peer.rollback.judge_before_next(left=1000)
     assert len(peer.undone) == 1
 
 
 def test_a_loss_before_a_cut_counts_once_and_the_next_ones_as_usual() -> None:
     peer = Peer()
     peer.merge(peer.harm())
-    peer.rollback.ended(merge())
+    peer.rollback.all_applied(merge())
     peer.step_with(2.0)
     peer.rollback.skip(47)
     peer.state.inner.step += 47
@@ -356,6 +354,6 @@ def test_after_a_members_weights_were_taken_their_losses_are_not_usual() -> None
     peer = Peer()
     peer.state.adopt(peer.state.snapshot())
     peer.merge(peer.own()[0] * 0)
-    peer.rollback.ended(merge())
+    peer.rollback.all_applied(merge())
     peer.step_with(99.0)
     assert not peer.undone
