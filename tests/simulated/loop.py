@@ -118,7 +118,8 @@ class _Call:
         try:
             self._run(*self._what)
         except BaseException as error:  # noqa: BLE001 - as asyncio's loop does it
-            self._loop.call_exception_handler({"message": f"Exception in {self._what[0]}", "exception": error})
+            context = {"message": f"Exception in {self._what[0]}", "exception": error, "handle": self}
+            self._loop.call_exception_handler(context)
         if process is not None and process.fuse:
             process.burn()
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
 from hivemind.p2p import PeerID
 
+from tests.simulated.harm.faults import Faults
 from tests.simulated.loop import Process, VirtualLoop
 from tests.simulated.p2p.admission import NEVER, Invitations
 from tests.simulated.p2p.network import Network, SimulatedP2P
 from tests.simulated.runtime import Runtime
+from tests.simulated.scenario import scenario
+from tests.simulated.world import simulate
 
 
 def test_a_member_that_goes_on_without_an_invitation_still_turns_outsiders_away() -> None:
@@ -57,3 +61,14 @@ def test_a_stream_that_its_caller_gives_up_on_a_cut_line_is_reset() -> None:
 
     with runtime.installed():
         runtime.loop.run_until_complete(world())
+
+
+def test_a_seed_whose_faults_do_not_happen_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passed: an exception of the simulation itself was a line of the trace."""
+
+    def broken(self: Faults, fault: object) -> None:
+        raise TypeError("no such fault")
+
+    monkeypatch.setattr(Faults, "happen", broken)
+    violations = simulate(scenario(3)).violations
+    assert len(violations) == len(scenario(3).faults) and all("no such fault" in it for it in violations)

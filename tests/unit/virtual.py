@@ -50,7 +50,7 @@ def virtual_time() -> Iterator[Runtime]:
             _end_all(runtime.loop)
             runtime.kill(process)
             runtime.loop.close()
-    assert not complaints
+    assert not complaints, complaints
 
 
 def _end_all(loop: VirtualLoop) -> None:

@@ -55,6 +55,8 @@ class Conduct:
         self._world.say("loop", what)
         if UNREAD in what:
             self._world.violation(f"a task was left behind: {what}")
+        elif "handle" in context:  # a fault that failed did not happen
+            self._world.violation(f"a callback failed: {what}")
 
     # -- weights that are taken
 

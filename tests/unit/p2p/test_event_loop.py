@@ -78,6 +78,29 @@ def test_a_close_waits_for_nobody_for_ever(virtual: Runtime, goodbye: float, sec
     assert clock.monotonic() - began == took(seconds)
 
 
+def test_a_close_ends_a_background_task_and_only_one_that_failed_is_spoken_of(
+    thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails() -> None:
+        raise ValueError("no such peer")
+
+    ended: list[bool] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(1e4)
+        finally:
+            ended.append(True)
+
+    thread.spawn(fails())
+    thread.spawn(waits())
+    clock.sleep(1.0)
+    thread.close()
+    assert ended and [it.getMessage() for it in caplog.records if it.levelname == "ERROR"] == [
+        "a background task ended: ValueError('no such peer')"
+    ]
+
+
 @pytest.mark.parametrize("frozen", [3.0, 8.0, 3600.0])
 def test_a_process_that_was_frozen_for_longer_than_its_deadline_goes_on(virtual: Runtime, frozen: float) -> None:
     process = Process("freezable")
