@@ -15,7 +15,7 @@ import tracemalloc
 from pathlib import Path
 
 NAMES = (
-    *("message", "relayed", "payload", "record", "monitor", "certificate", "request", "extensions"),
+    *("message", "relayed", "whereabouts", "payload", "record", "monitor", "certificate", "request", "extensions"),
     *("invitation", "joined", "config"),
 )
 LIMIT = 1800.0  # seconds for a target

@@ -57,6 +57,7 @@ from peer.p2p.admission.invitation import Admission, Certificate, Invitation, Ow
 from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, Proven, Spending
 from peer.p2p.dht.authors import Author, owner_of_subkey
 from peer.p2p.dht.requests import RefusedRequest, Requests
+from peer.p2p.dht.whereabouts import Whereabouts
 from peer.p2p.payload import receive_fp32
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.stream import BadMessage, Refusal, Stream, StreamLost
@@ -133,6 +134,30 @@ def relayed(data: bytes) -> None:
     _loop().run_until_complete(receive())
     found = addresses.tcp_of(data.decode(errors="replace"))
     assert found is None or addresses.tcp_of(addresses.tcp_place(*found)) == found
+
+
+class _Nowhere:
+    """A writer that counts what it is given, and a p2p daemon that is connected to nobody."""
+
+    peer_id, written = PeerID(bytes(34)), 0
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+
+    async def nothing(self) -> list[Any]:
+        return []
+
+    drain = get_visible_maddrs = list_peers = nothing
+
+    def close(self) -> None: ...
+
+
+def whereabouts(data: bytes) -> None:
+    """Requests of libp2p's Kademlia: an answer repeats the key, and names one node here."""
+    stream, there = _stream(data), _Nowhere()
+    stream.writer = there  # type: ignore[assignment]
+    _loop().run_until_complete(Whereabouts(there, lambda _: True, Proven()).answer(stream))
+    assert there.written <= 64 * len(data)
 
 
 def payload(data: bytes) -> None:
@@ -415,6 +440,7 @@ def targets() -> dict[str, Target]:
     return {
         "message": Target(message, _messages()),
         "relayed": Target(relayed, [bytes.fromhex("1a080112160a1400010203") + bytes(17), b"/ip4/45.1.2.3/tcp/31337"]),
+        "whereabouts": Target(whereabouts, [b"\x07\x08\x04\x12\x03key", b"\x02\x08\x05"]),
         "payload": Target(payload, [bytes([kind]) + bytes(64) for kind in range(len(CODECS))]),
         "record": Target(record, _records()),
         "certificate": Target(certificate, [f"{own.peer_id}\0{own.model_dump_json()}".encode()]),

@@ -183,6 +183,18 @@ def test_requests_of_the_uninvited_are_not_answered(invited: Callable[..., Autho
     assert not ask(two, one), "who is called is asked for its certificate too"
 
 
+def test_who_has_shown_its_certificate_is_welcome_until_it_is_revoked(invited: Callable[..., Authority]) -> None:
+    """Who is not does not learn who is there (dht/whereabouts.py)."""
+    one, two = invited("one"), invited("two")
+    peer_id, server = one.admission.own.peer_id, Requests(two, Proven())
+    assert not server.welcome(peer_id)
+    Requests(one, Proven()).ours(request := PingRequest())
+    server.check_request(request, PeerID.from_base58(peer_id))
+    assert server.welcome(peer_id) and not server.welcome(OTHER)
+    two.admission.learn(OWNER.revoke(1, [peer_id]))
+    assert not server.welcome(peer_id)
+
+
 def record(writer: Author, subkey: object, key: str = "run/members/0/0", value: str = "{}") -> DHTRecord:
     pack = MSGPackSerializer.dumps
     blank = DHTRecord(DHTID.generate(source=key).to_bytes(), pack(subkey), pack(value), time.time() + 30)
