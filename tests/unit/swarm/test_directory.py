@@ -1,9 +1,9 @@
-"""What a peer writes of itself, and until when."""
+"""What a peer writes of itself, and until when; and what another process with its key has written."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +11,17 @@ import pytest
 
 from peer import clock
 from peer.p2p.dht import search
+from peer.p2p.node import RPC_TIMEOUT
+from peer.swarm.directory import records
 from peer.swarm.directory.directory import Members
-from peer.swarm.directory.records import LIFETIME, RUNS
+from peer.swarm.directory.duplicate_identity import DUPLICATE_LOOK, LOOK_PAUSE, duplicate_of
+from peer.swarm.directory.records import LIFETIME, RUNS, MemberRecord
 from tests.unit.parts import member_record
+from tests.unit.virtual import run, took
 
 AHEAD = 600.0  # seconds
+DIRECT = "/ip4/10.0.0.9/tcp/31337"
+RELAYED = "/ip4/10.0.0.1/tcp/4001/p2p/QmRelay/p2p-circuit/p2p/QmA"  # nobody calls it: only its record decides
 
 
 @pytest.fixture
@@ -65,3 +71,65 @@ def test_who_has_left_says_nothing_more(written: list[float], monkeypatch: pytes
     written.clear()
     asyncio.run(members._tell())
     assert not written
+
+
+# -- another process with the same key
+
+
+def record_at(*addresses: str, **changes: str) -> MemberRecord:
+    return member_record("QmA").model_copy(update={"addresses": list(addresses), **changes})
+
+
+def duplicate_in(
+    directory: Callable[[float], tuple[MemberRecord, float] | None], answers_for: float = 1e9
+) -> tuple[MemberRecord | None, float]:
+    """What node QmA, at ``DIRECT``, takes for another process with its key, and the seconds that it looked for one.
+
+    ``directory``: the record in it and the end of that, by the seconds since the look began; it answers for
+    ``answers_for`` of them.
+    """
+
+    async def look() -> tuple[MemberRecord | None, float]:
+        began = clock.monotonic()
+
+        async def get_many(keys: list[str], **_: Any) -> dict[str, Any]:
+            since = clock.monotonic() - began
+            if since >= answers_for:
+                await asyncio.sleep(1e4)
+            entry = directory(since)
+            if entry is None:
+                return dict.fromkeys(keys)
+            record, end = entry
+            value = {record.peer_id: SimpleNamespace(value=records.encode(record), expiration_time=end)}
+            return {**dict.fromkeys(keys), keys[0]: SimpleNamespace(value=value)}
+
+        node: Any = SimpleNamespace(peer_id="QmA", addresses=[DIRECT], dht=SimpleNamespace(get_many=get_many))
+        return await duplicate_of(node, "demo"), clock.monotonic() - began
+
+    return run(look())
+
+
+def test_a_record_that_is_written_again_is_of_another_process() -> None:
+    other, seconds = duplicate_in(lambda since: (record_at(RELAYED), LIFETIME + (8.0 if since > 8.0 else 0.0)))
+    assert other == record_at(RELAYED) and seconds == took(8.0, LOOK_PAUSE)
+
+
+def test_the_record_that_a_killed_peer_has_left_does_not_keep_it_from_its_next_start() -> None:
+    other, seconds = duplicate_in(lambda _: (record_at(RELAYED), LIFETIME))
+    assert other is None and seconds == took(DUPLICATE_LOOK, LOOK_PAUSE)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [None, record_at(RELAYED, state="left"), record_at(RELAYED, peer_id="QmB"), record_at(DIRECT), record_at()],
+    ids=["none", "it has left", "another member's", "at our own address", "without an address"],
+)
+def test_where_no_other_process_can_live_there_is_no_wait(record: MemberRecord | None) -> None:
+    other, seconds = duplicate_in(lambda since: None if record is None else (record, LIFETIME + since))
+    assert other is None and seconds == took(0.0)
+
+
+@pytest.mark.parametrize("answers_for", [0.0, 5.0])
+def test_a_directory_that_does_not_answer_keeps_no_peer_from_its_start(answers_for: float) -> None:
+    other, seconds = duplicate_in(lambda _: (record_at(RELAYED), LIFETIME), answers_for)
+    assert other is None and seconds == took(answers_for + 3 * RPC_TIMEOUT, LOOK_PAUSE)
