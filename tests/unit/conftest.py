@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,3 +69,14 @@ def log_as_it_was() -> Iterator[None]:
     yield
     logger.handlers[:], logger.propagate = before[0], before[1]
     logger.setLevel(before[2])
+
+
+@pytest.fixture(autouse=True)
+def no_network_thread_is_left() -> Iterator[None]:
+    """Each takes part in the work of all later tests, with its event loop and its open sockets."""
+    before = set(threading.enumerate())
+    yield
+    left = [it for it in threading.enumerate() if it.name == "network" and it not in before]
+    for thread in left:
+        thread.join(60)  # one that is asked to end may do so on a slow machine
+    assert not [it for it in left if it.is_alive()], "a test, or LoopThread.close(), leaves its network thread"

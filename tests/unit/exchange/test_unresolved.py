@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -19,7 +18,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome, Reason
 from tests.unit.exchange.pair_harness import FAST, at_once, judge
 from tests.unit.exchange.test_guard import Trained
-from tests.unit.virtual import stream_pair, virtual_time
+from tests.unit.virtual import stream_pair
 
 BLOCKS = 20
 NUMEL = BLOCKS * BLOCK
@@ -50,14 +49,6 @@ class Two:
         return at_once(
             [partial(it.average, own, to) for it, own, to in zip(self.exchanges, peers, groups, strict=True)]
         )
-
-
-@pytest.fixture
-def thread() -> Iterator[LoopThread]:
-    with virtual_time():
-        thread = LoopThread()
-        yield thread
-        thread.close()
 
 
 @pytest.fixture(params=MODULO)
@@ -117,10 +108,10 @@ def test_a_swap_with_more_than_a_tenth_of_them_is_refused_and_the_peers_find_tog
 @pytest.mark.parametrize("name", MODULO)
 @pytest.mark.parametrize("false", [float("nan"), float("inf"), 0.0, -1.0])
 def test_a_step_that_no_peer_sends_is_refused_and_does_not_make_the_next_payload_larger(
-    name: CodecName, false: float
+    thread: LoopThread, name: CodecName, false: float
 ) -> None:
     """It was one more block that does not resolve: after many of them the victim sent fp16."""
-    peers = Two(LoopThread(), name).peers()
+    peers = Two(thread, name).peers()
     codec, other = Modulo("int8" if name == "int8" else "int4", NUMEL), codec_named(name, NUMEL)
     for it, peer in zip((codec, other), peers, strict=True):
         it.begin()
