@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import AsyncIterator
 from itertools import repeat
 from typing import Any
 
@@ -17,7 +18,7 @@ from peer.p2p.bulk.growth import FIRST_CONNECTIONS, Growth
 from peer.p2p.bulk.receiving import IncomingParts
 from peer.p2p.bulk.transfer import BulkTransfer, Role
 from peer.p2p.payload import send_parts
-from tests.unit.p2p.bulk.harness import STALL, parts, receive, sides
+from tests.unit.p2p.bulk.harness import STALL, part, parts, receive, sides
 
 
 class Line:
@@ -149,13 +150,16 @@ def test_both_directions_have_as_many_connections(monkeypatch: pytest.MonkeyPatc
             await two.agree()
             bulk = two.caller.stream.bulk
             assert bulk is not None
-            send = asyncio.ensure_future(send_parts(two.caller.stream, parts(3000), STALL))
-            taken = asyncio.ensure_future(receive(two.called.stream, 3000))
-            while min(map(bulk.count, Role)) < 6:
-                assert not taken.done()
-                await asyncio.sleep(0.01)
-            await taken
-            await send
+
+            async def held_back() -> AsyncIterator[bytes]:
+                """The last one, until both have as many: a fast machine must not be done before."""
+                async for it in parts(20):
+                    if it == part(19):
+                        while min(map(bulk.count, Role)) < 6:  # noqa: ASYNC110 - threads count, and no event says so
+                            await asyncio.sleep(0.01)
+                    yield it
+
+            await asyncio.gather(send_parts(two.caller.stream, held_back(), STALL), receive(two.called.stream, 20))
 
     asyncio.run(asyncio.wait_for(talk(), 100))
 
