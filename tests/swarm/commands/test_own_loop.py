@@ -237,7 +237,7 @@ def test_it_resumes_from_its_own_checkpoint(scene: Scene, tmp_path: Path) -> Non
         scene.start(Program(), "other", state=saved, tag="another run")
 
 
-def test_the_swap_runs_during_the_steps_with_overlap(scene: Scene) -> None:
+def test_the_swap_runs_during_the_steps_with_overlap(scene: Scene, tmp_path: Path) -> None:
     one, two = Program(data=1), Program(data=2)
     overlap = {"run.exchange.overlap": True, "run.exchange.codec": "int8"}
     first, second = scene.start(one, "one", overlap), scene.start(two, "two", overlap)
@@ -246,6 +246,9 @@ def test_the_swap_runs_during_the_steps_with_overlap(scene: Scene) -> None:
     assert first.last is not None and first.last.round == first.round
     # a round is reported when its swap has ended, so two reports may be less than a phase apart
     assert sum(it.seconds["inner"] for it in one.rounds) > H * PAUSE
+    during = {it.round for it in one.rounds if it.outcome is Outcome.MERGED}  # those that close() ended are not in it
+    rows = [json.loads(line) for line in (tmp_path / "one" / "rounds.jsonl").read_text().splitlines()]
+    assert all(row["staleness"] >= 1 for row in rows if row["round"] in during), rows  # inner steps; 0 of who waits
 
 
 def test_a_dead_daemon_is_one_line(scene: Scene) -> None:
