@@ -70,7 +70,7 @@ def test_a_killed_peer_leaves_its_place_even_if_its_daemon_lives_on(tmp_path: Pa
     holder = process(tmp_path, "x", then)
     daemon = int(said(holder))
     try:
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match="used by a running peer"):
             claim(tmp_path, "x")
         holder.kill()
         holder.communicate(timeout=10)

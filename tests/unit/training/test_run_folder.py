@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
-from peer.errors import UserError
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
@@ -29,21 +26,6 @@ def test_two_peers_of_one_machine_get_different_folders_and_the_same_again(tmp_p
     assert one.name != two.name
     one.release()
     assert claim(tmp_path, None).name == one.name
-
-
-def test_a_name_is_refused_while_its_peer_runs_and_free_once_it_is_killed(tmp_path: Path) -> None:
-    program = (
-        "from pathlib import Path; from peer.training.run_folder import claim; "
-        f"p = claim(Path({str(tmp_path)!r}), 'x'); "
-    )
-    holder = subprocess.Popen([sys.executable, "-c", program + "print('held', flush=True); input()"],
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
-    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-    with pytest.raises(UserError, match="used by a running peer"):
-        claim(tmp_path, "x")
-    holder.kill()
-    holder.communicate(timeout=10)
-    assert claim(tmp_path, "x").name == "x"
 
 
 def report(number: int, outcome: Outcome = Outcome.MERGED, partner: str = "b") -> RoundReport:
