@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor
 
 from peer.config.digest import first_difference, goes_on
 from peer.errors import UserError
 from peer.logs import get_logger
 from peer.outer.method import OuterMethod
-from peer.rounds.contribution import parts
 from peer.rounds.state import Lineage
 from peer.training.outer_state import Counters, OuterState
 
@@ -41,8 +39,6 @@ class OwnState(OuterState):
         super().__init__(OwnSteps(), outer, feedback=feedback)
         self._optimizers, self._run = optimizers, run
         self.adopted = False
-        if outer.equal_replicas:  # peers with different initial weights first take the same ones
-            self.counters.lineage = Lineage(self._fingerprint())
 
     def forget(self) -> None:
         """Reset the program's optimizers."""
@@ -90,11 +86,3 @@ class OwnState(OuterState):
         if saved["layout"] != self.outer.slow.layout():
             return "is of another model: names or shapes of its parameters differ"
         return "" if saved["counters"].keys() == vars(Counters()).keys() else "has other counters than this version"
-
-    def _fingerprint(self) -> str:
-        """A digest of φ."""
-        digest = xxhash.xxh3_128()
-        phi = self.outer.slow.phi
-        for start, stop in parts(phi.numel()):
-            digest.update(phi[start:stop].numpy().data)
-        return digest.hexdigest()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import xxhash
 from torch import Tensor
 
 from peer.outer.method import OuterMethod
@@ -55,6 +56,8 @@ class OuterState(ABC):
         self.inner, self.outer = inner, outer
         self.kept = outer.slow.zeros() if feedback else None  # what rounding has kept back (exchange/group/feedback.py)
         self.counters = Counters()
+        if outer.equal_replicas:  # peers with different initial weights first take the same ones
+            self.counters.lineage = Lineage(self._fingerprint())
         self.replaced = 0  # times that other weights have replaced these
 
     @abstractmethod
@@ -167,6 +170,14 @@ class OuterState(ABC):
         with self.outer.slow.changing:
             for name, vector in self.saved_vectors().items():
                 vector.copy_(vectors[name])
+
+    def _fingerprint(self) -> str:
+        """A digest of φ."""
+        digest = xxhash.xxh3_128()
+        phi = self.outer.slow.phi
+        for start, stop in parts(phi.numel()):
+            digest.update(phi[start:stop].numpy().data)
+        return digest.hexdigest()
 
     def _take_over(self, state: State) -> None:
         self.take_outer({**self.saved_vectors(), **dict(zip(self.named_vectors(), state.vectors, strict=True))})
