@@ -121,6 +121,15 @@ class Members:
 
     # -- on the network thread
 
+    async def look_for(self, peer_id: str) -> None:
+        """Read this member's record, unless it is known: a newcomer may come before the next look. Never raises."""
+        if peer_id in self._reader.known:
+            return
+        try:
+            await self._reader.find(peer_id)
+        except Exception as error:  # noqa: BLE001 - as below; the next look may find it
+            log.debug("the directory does not answer: %s", one_line(error))
+
     async def _keep_announcing(self) -> None:
         period = WAITING_SECONDS  # others may have come at the same moment
         while True:

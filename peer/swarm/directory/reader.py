@@ -85,6 +85,10 @@ class Reader:
         """Read ``count`` buckets, and sometimes one of each level that others may use."""
         self._size.learn(await self._take_in(self._size.look(count, self.chance), search.ASKED_NODES))
 
+    async def find(self, peer_id: str) -> None:
+        """Read the buckets in which this member's record should be."""
+        await self._take_in(directory.writes(peer_id, self.members), search.ASKED_NODES)
+
     async def look_around(self, count: int) -> None:
         """As a newcomer: estimate the number of members, then read ``count`` buckets."""
         for _ in range(LOOKS):
