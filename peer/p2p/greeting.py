@@ -31,7 +31,7 @@ from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Message, Refusal, Refus
 
 log = get_logger("greeting")
 
-WIRE_VERSION = 5  # of all messages between members; raised with every change of one
+WIRE_VERSION = 6  # of all messages between members; raised with every change of one
 WARNED_PEERS = 1000
 
 Short = Annotated[str, Field(max_length=64)]

@@ -49,8 +49,9 @@ class HttpServer(ThreadingHTTPServer):
     """Serves in threads of its own until :meth:`stop`. ``answer``: to a path. Raises ``OSError``."""
 
     def __init__(self, host: str, port: int, answer: Callable[[str], HttpAnswer]) -> None:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family, place = found[0][0], found[0][4]
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # of a name with both: Prometheus and the health check ask 127.0.0.1
+        self.address_family, *_, place = min(found, key=lambda it: it[0] != socket.AF_INET)
         self.answer = answer
         self._lock = threading.Lock()
         self._served: dict[Any, None] = {}  # the oldest first

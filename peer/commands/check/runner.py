@@ -59,6 +59,6 @@ def findings(config: Subject, ranks: int = 1, *, speed: bool = False) -> Iterato
         try:
             yield from topic()
         except (UserError, RunError, OSError) as error:
-            if isinstance(error, OSError) and error.filename is not None:
+            if isinstance(error, PermissionError) and error.filename is not None:
                 error = of_file(error)
             yield fail(name, one_line(error) if str(error) else "no answer in time", "correct this first")

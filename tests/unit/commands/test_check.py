@@ -216,6 +216,7 @@ def test_the_right_to_push_is_checked(hub: Hub, monkeypatch: pytest.MonkeyPatch)
         (TimeoutError(), "no answer in time"),
         (PermissionError(errno.EACCES, "Permission denied", "/runs/a"), "/runs/a: Permission denied; "),
         (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (OSError(errno.ENOSPC, "No space left on device", "/tmp/a"), "No space left on device: '/tmp/a'; correct"),
     ],
 )
 def test_a_topic_that_breaks_is_a_finding_and_the_next_one_follows(
@@ -226,7 +227,7 @@ def test_a_topic_that_breaks_is_a_finding_and_the_next_one_follows(
     topics = (("broken", Mock(side_effect=error)), ("next", lambda: iter([ok("next", "fine")])))
     monkeypatch.setattr(runner, "topics", lambda *_: topics)
     broken, fine = runner.findings(config())
-    assert (broken.level, fine.level) == ("fail", "ok") and said in broken.text
+    assert (broken.level, fine.level) == ("fail", "ok") and said in f"{broken.text}; {broken.advice}"
 
 
 def test_nothing_big_is_loaded_before_it_is_needed() -> None:

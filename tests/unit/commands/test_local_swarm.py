@@ -349,7 +349,8 @@ def test_no_member_has_what_only_one_peer_of_a_machine_can_have(
 ) -> None:
     """All of them listened on the one port of the file, and the kernel spread the calls over them.
 
-    With the one identity of the file or of ``NOLOCO_IDENTITY`` all of them trained alone.
+    With the one identity of the file or of ``NOLOCO_IDENTITY``, or an address at which nobody listens, all of them
+    trained alone.
     """
 
     def start(name: str, module: str, arguments: list[str], *others: Any) -> Any:
@@ -369,6 +370,7 @@ def test_no_member_has_what_only_one_peer_of_a_machine_can_have(
         assert {values[name][key] for key in ("peer.network.port", "peer.metrics.port")} == {"0"}
         assert {values[name][key] for key in ("peer.identity", "peer.stream")} == {"null"}
         assert values[name]["peer.network.bulk_port"] == given
+        assert (values[name]["peer.network.announce"], values[name]["peer.metrics.announce"]) == ("[]", "null")
 
 
 def test_ctrl_c_between_two_peers_starts_no_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,16 @@ def test_they_are_served_on_a_free_port_and_the_port_is_given_back() -> None:
     assert again == address
 
 
+def test_a_name_with_addresses_of_both_kinds_is_served_where_prometheus_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's localhost is ::1 first; health check and Prometheus ask 127.0.0.1."""
+    stream = socket.SOCK_STREAM
+    found = [(socket.AF_INET6, stream, 6, "", ("::1", 0, 0, 0)), (socket.AF_INET, stream, 6, "", ("127.0.0.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    server = HttpServer("localhost", 0, lambda _: http_server.HttpAnswer(200, b"", "text/plain"))
+    server.stop()
+    assert server.server_address[0] == "127.0.0.1"
+
+
 def test_the_port_is_given_back_although_a_forked_process_has_a_copy_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of a data loader."""
     servers: list[HttpServer] = []
