@@ -123,7 +123,8 @@ def test_a_large_text_is_not_even_parsed(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("key", LARGEST)
 def test_sizes_that_no_run_has_are_refused(key: str) -> None:
     base = config(f"run.data={DATA['jsonl']}", "run.model.vocabulary=300")
-    for more, refused in ((0, False), (1, True)):
+    least = 2 if key == "model.hidden_size" else 1  # an odd one is refused for the size of its heads
+    for more, refused in ((0, False), (least, True)):
         size = LARGEST[key] + more
         section, _, last = key.rpartition(".")
         changed = json.loads(canonical(base.run))
@@ -132,7 +133,7 @@ def test_sizes_that_no_run_has_are_refused(key: str) -> None:
             place = place[it]
         place[last] = size
         if key == "model.heads":
-            changed["model"] |= {"hidden_size": size}
+            changed["model"] |= {"hidden_size": 2 * size}
         if key == "model.hidden_size":
             changed["model"] |= {"heads": 1, "kv_heads": None}
         sent = json.dumps(changed, sort_keys=True, separators=(",", ":"))
