@@ -110,8 +110,8 @@ class OuterLoop:
         """Join the swarm. What the program does not say of the run (its H, method, codec, ...) is what the swarm at
         ``initial_peers`` has, and the name too when it trains one run only.
 
-        A newcomer's ``model`` takes the weights of a member in place, and ``optimizer`` (one or several) loses its
-        moments. ``run``: the name of the run; ``method``: ``noloco``, ``diloco``, ``decoupled`` or ``local``;
+        A newcomer's ``model`` takes the weights of a member in place, but for ``local``, and ``optimizer`` (one or
+        several) loses its moments. ``run``: its name; ``method``: ``noloco``, ``diloco``, ``decoupled`` or ``local``;
         ``inner_steps``: H; ``steps``: of the run, when known; ``tag``: what else must be equal at all members, in
         words; ``name``: this peer's. ``config``: a file with more settings; ``settings``: any of its keys, for example
         ``{"run.exchange.codec": "int4"}``. ``state``: a result of :meth:`state_dict`.
@@ -203,7 +203,7 @@ class OuterLoop:
 
     @property
     def swarm_step(self) -> int:
-        """Inner steps of the swarm, for a learning rate schedule. A newcomer does not begin at 0."""
+        """Inner steps of the swarm, for a learning rate schedule. A newcomer begins at 0 with ``local`` only."""
         return self._state.inner.step
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -19,18 +21,22 @@ Count = Annotated[int, Field(ge=0, le=2**53)]  # what JSON's readers hold exactl
 Value = TypeVar("Value")
 
 
-class Newest(dict[str, Value]):
-    """The ``most`` ids that were set last: an id costs an attacker nothing, so what is kept of them is bounded."""
+class Newest(OrderedDict[str, Value]):
+    """The ``most`` ids that were set last: an id costs an attacker nothing, so what is kept of them is bounded.
+
+    One thread may set while others read and remove: an id that is set again is never away.
+    """
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
 
     def __setitem__(self, peer_id: str, value: Value) -> None:
-        self.pop(peer_id, None)
         super().__setitem__(peer_id, value)
-        while len(self) > self._most:
-            self.pop(next(iter(self)), None)  # another thread may have
+        with suppress(KeyError):  # another thread has removed it
+            self.move_to_end(peer_id)
+            if len(self) > self._most:
+                self.popitem(last=False)
 
 
 class Outcome(StrEnum):

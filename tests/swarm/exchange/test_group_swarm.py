@@ -27,7 +27,8 @@ def assert_equal_weights(swarm: Swarm, names: list[str]) -> None:
     first, state = phi(swarm.folder / names[0])
     for name in names[1:]:
         other, theirs = phi(swarm.folder / name)
-        assert theirs["lineage"] == state["lineage"] != ["", 0], (name, theirs["round"], state["round"])
+        assert theirs["lineage"] == state["lineage"], (name, theirs["round"], state["round"])
+        assert state["lineage"][1] > 0, "no round was averaged"
         assert torch.equal(first, other), name
 
 
