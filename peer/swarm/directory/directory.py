@@ -94,12 +94,20 @@ class Members:
         """A swap with this member has succeeded: it stays a candidate, until it fails to answer."""
         self._reader.kept[peer_id] = clock.unix() + max(seconds, MET_LIFETIME)
 
-    def name_of(self, peer_id: str) -> str:
-        """The name in its record, or in the last one that was asked for here; else the end of its id."""
-        known = self._reader.known.get(peer_id)
-        if known is not None:
-            self._names[peer_id] = known.record.name
+    def name_of(self, peer_id: str, said: str = "") -> str:
+        """The name in its record, or in the last one that was asked for here; else the name that it has ``said``, as a
+        newcomer comes before its record, if no other member has it; else the end of its id.
+        """
+        records = self._reader.known
+        if peer_id in records:
+            self._names[peer_id] = records[peer_id].record.name
+        elif said and peer_id not in self._names and said not in self._all_names():
+            return said
         return self._names.get(peer_id, peer_id[-6:])
+
+    def _all_names(self) -> set[str]:
+        known = list(self._reader.known.values())  # other threads may change both
+        return {entry.record.name for entry in known} | set(list(self._names.values()))
 
     def taken_by(self, peer_id: str) -> int:
         """How often it has taken the weights of others, by its record."""
@@ -120,15 +128,6 @@ class Members:
         return [f"{most_public(it.addresses)}/p2p/{it.peer_id}" for it in self._dialled()]
 
     # -- on the network thread
-
-    async def look_for(self, peer_id: str) -> None:
-        """Read this member's record, unless it is known: a newcomer may come before the next look. Never raises."""
-        if peer_id in self._reader.known:
-            return
-        try:
-            await self._reader.find(peer_id)
-        except Exception as error:  # noqa: BLE001 - as below; the next look may find it
-            log.debug("the directory does not answer: %s", one_line(error))
 
     async def _keep_announcing(self) -> None:
         period = WAITING_SECONDS  # others may have come at the same moment

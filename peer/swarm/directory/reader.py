@@ -85,13 +85,6 @@ class Reader:
         """Read ``count`` buckets, and sometimes one of each level that others may use."""
         self._size.learn(await self._take_in(self._size.look(count, self.chance), search.ASKED_NODES))
 
-    async def find(self, peer_id: str) -> None:
-        """Read the buckets in which this member's record should be."""
-        buckets = directory.writes(peer_id, self.members)
-        async with asyncio.timeout(2 * RPC_TIMEOUT):
-            await asyncio.gather(*(self._read(bucket, search.ASKED_NODES) for bucket in buckets))
-        self._learn(buckets)
-
     async def look_around(self, count: int) -> None:
         """As a newcomer: estimate the number of members, then read ``count`` buckets."""
         for _ in range(LOOKS):
@@ -114,22 +107,17 @@ class Reader:
                 keepers = await asyncio.gather(*(self._read(bucket, asked) for bucket in buckets))
             self.keepers = dict(zip(buckets, keepers, strict=True))
         finally:
-            found = self._learn(buckets)
-        return found
-
-    def _learn(self, buckets: Sequence[Bucket]) -> dict[Bucket, int]:
-        """Know the members of these buckets, as they were read; forget what has expired."""
-        now = clock.unix()
-        for bucket, held in list(self._held.items()):
-            self._held[bucket] = {subkey: it for subkey, it in held.items() if it.expires > now}
-        found = {bucket: list(self._entries(bucket)) for bucket in buckets}
-        self._held = {bucket: held for bucket, held in self._held.items() if held}
-        for entry in itertools.chain.from_iterable(found.values()):
-            known = self.known.get(entry.record.peer_id)
-            if known is None or known.expires < entry.expires:
-                self.known[entry.record.peer_id] = entry
-        self.kept = {key: until for key, until in list(self.kept.items()) if until > now}
-        self.known = {key: entry for key, entry in self.known.items() if entry.expires > now or key in self.kept}
+            now = clock.unix()
+            for bucket, held in list(self._held.items()):
+                self._held[bucket] = {subkey: it for subkey, it in held.items() if it.expires > now}
+            found = {bucket: list(self._entries(bucket)) for bucket in buckets}
+            self._held = {bucket: held for bucket, held in self._held.items() if held}
+            for entry in itertools.chain.from_iterable(found.values()):
+                known = self.known.get(entry.record.peer_id)
+                if known is None or known.expires < entry.expires:
+                    self.known[entry.record.peer_id] = entry
+            self.kept = {key: until for key, until in list(self.kept.items()) if until > now}
+            self.known = {key: entry for key, entry in self.known.items() if entry.expires > now or key in self.kept}
         return {bucket: sum(entry.is_live(now) for entry in entries) for bucket, entries in found.items()}
 
     async def _read(self, bucket: Bucket, asked: int) -> list[Any]:

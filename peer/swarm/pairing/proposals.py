@@ -230,9 +230,9 @@ class Proposals:
             await stream.send_last(decline, MESSAGE_TIMEOUT)
             return
         accepted = Accept(eta=self._boundary.eta() or 0.0, root=self._origin.root)
-        self._agreement.commit(stream, self._members.name_of(stream.remote), proposal, accepted.eta)
+        name = self._members.name_of(stream.remote, proposal.name)
+        self._agreement.commit(stream, name, proposal, accepted.eta)
         await stream.send(accepted, MESSAGE_TIMEOUT)
-        await self._members.look_for(stream.remote)
 
     def _objection(self, proposal: Propose, remote: str) -> Decline | None:
         eta, phase_seconds = self._boundary.eta(), self._boundary.progress.phase_seconds

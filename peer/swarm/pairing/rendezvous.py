@@ -130,8 +130,7 @@ class PairMatching(Matching):
                     break
             if meeting.came.done() and meeting.came.result() and not meeting.stream.ended:
                 self._origin.met(meeting.root)
-                peer_id = meeting.stream.remote  # its record may have come after the agreement
-                return Link(peer_id, self._context.members.name_of(peer_id), meeting.stream)
+                return Link(meeting.stream.remote, meeting.name, meeting.stream)
             if not meeting.came.done() and not self._context.away:
                 reason = "did not come in time"
                 self._missed(meeting.stream.remote)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import Mock
 
 import pytest
 
@@ -277,8 +277,8 @@ def test_a_partner_has_the_name_of_its_record_whatever_its_proposal_says() -> No
         assert theirs is not None
         progress, agreed = SimpleNamespace(phase_seconds=10.0), list[str]()
         boundary = SimpleNamespace(eta=lambda: 1.0, progress=progress)
-        look_for = AsyncMock()
-        members = SimpleNamespace(name_of={mine.remote: "mallory"}.__getitem__, look_for=look_for)
+        members: Any = Members(Mock(), "run", Mock())
+        members._reader.known = {mine.remote: named("mallory")}
         context: Any = SimpleNamespace(node=Mock(), members=members, boundary=boundary)
         agreement: Any = SimpleNamespace(commit=lambda stream, name, *_: agreed.append(name))
         proposals = Proposals(context, Mock(), SimpleNamespace(root=""), agreement)  # type: ignore[arg-type]
@@ -286,7 +286,6 @@ def test_a_partner_has_the_name_of_its_record_whatever_its_proposal_says() -> No
         await theirs.send(Propose(name="bob", round=0, eta=1.0, phase=10.0), 5)
         await proposals.answer(mine)
         assert agreed == ["mallory"]
-        look_for.assert_awaited_once_with(mine.remote)  # a newcomer has its name when it comes
 
     run(scene())
 
@@ -326,16 +325,21 @@ def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_h
     assert wary_after(*many) == 4
 
 
-def test_a_newcomer_that_proposes_is_looked_for_at_once() -> None:
+def named(name: str) -> Any:
+    """What a member knows of another one."""
+    return SimpleNamespace(record=SimpleNamespace(name=name))
+
+
+def test_a_newcomer_has_the_name_that_it_says_until_its_record_comes_but_not_that_of_another() -> None:
     """It was reported by the end of its id until the next look, for up to 15 seconds."""
     members: Any = Members(Mock(), "run", Mock())
-    members._reader.known, members._reader.find = (
-        {"known": Mock()},
-        AsyncMock(side_effect=ValueError("no node answers")),
-    )
-    for peer_id in ("known", "new"):
-        run(members.look_for(peer_id))
-    members._reader.find.assert_awaited_once_with("new")
+    members._reader.known = {"id-of-b": named("bob")}
+    assert members.name_of("newcomer", "carol") == "carol"
+    assert members.name_of("newcomer", "bob") == "newcomer"[-6:]
+    assert members.name_of("id-of-b", "carol") == "bob"
+    members._reader.known = {}
+    assert members.name_of("newcomer", "bob") == "newcomer"[-6:]  # while bob's record is away
+    assert members.name_of("id-of-b", "carol") == "bob"
 
 
 def test_a_partner_keeps_its_name_while_its_record_is_away() -> None:

@@ -229,19 +229,6 @@ def test_a_record_counts_in_its_authors_bucket_alone() -> None:
     assert counted == {Bucket(3, place): int(place == own.place) for place in range(8)} and set(found.known) == {other}
 
 
-def test_one_member_is_read_and_the_keepers_of_the_last_look_stay() -> None:
-    other = "QmA"
-
-    def stored(key: DHTID) -> ValueWithExpiration[object]:
-        return ValueWithExpiration({other: (MSGPackSerializer.dumps(records.encode(record(peer_id=other))), 2e9)}, 2e9)
-
-    node = SimpleNamespace(dht=alone(stored), peer_id="QmMe", subkey="QmMe", anchors=list)
-    found = Reader(node, "run")  # type: ignore[arg-type]
-    found.keepers = kept = {Bucket(3, 1): ["a node"]}
-    asyncio.run(found.find(other))
-    assert set(found.known) == {other} and found.keepers is kept
-
-
 @pytest.mark.parametrize("eta", [-1.0, float("inf"), float("nan"), 1e9])
 def test_an_absurd_time_is_not_a_proposal(eta: float) -> None:
     with pytest.raises(ValidationError):
