@@ -107,7 +107,7 @@ class Members:
 
     def _all_names(self) -> set[str]:
         known = list(self._reader.known.values())  # other threads may change both
-        return {entry.record.name for entry in known} | set(list(self._names.values()))
+        return {entry.record.name for entry in known}.union(list(self._names.values()))
 
     def taken_by(self, peer_id: str) -> int:
         """How often it has taken the weights of others, by its record."""
