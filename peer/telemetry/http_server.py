@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             answer = self.server.answer(path)
         except Exception as error:  # noqa: BLE001 - the client is told, and the others go on
-            log.error("%s: %s: %s", path, type(error).__name__, error)
+            log.error("%.80r: %s: %s", path, type(error).__name__, error)  # anybody chooses the path
             answer = HttpAnswer(500, f'{{"error": "{type(error).__name__}"}}'.encode())
         body, packs = answer.body, "gzip" in self.headers.get("Accept-Encoding", "") and len(answer.body) > PACKED
         self.send_response(answer.status)

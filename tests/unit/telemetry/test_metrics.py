@@ -117,8 +117,13 @@ def test_an_error_of_a_series_is_a_line_and_no_traceback(
     address, stop = broken.serve("127.0.0.1", 0)
     with pytest.raises(HTTPError, match="500"):
         urllib.request.urlopen(f"http://{address}/metrics", timeout=5)
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 5) as outsider:
+        outsider.sendall(b"GET /\x1b[31m" + 5000 * b"a" + b" HTTP/1.0\r\n\r\n")
+        assert b"500" in outsider.recv(100)
     stop()
-    assert "/metrics: ZeroDivisionError" in caplog.text and "Traceback" not in capfd.readouterr().err
+    assert "'/metrics': ZeroDivisionError" in caplog.text and "Traceback" not in capfd.readouterr().err
+    assert "\x1b" not in caplog.text and len(caplog.text) < 1000  # anybody chooses the path
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_one_line() -> None:
