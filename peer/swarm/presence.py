@@ -186,7 +186,11 @@ class Presence:
         return self._group
 
     def still(self, group: Group) -> Group:
-        """``group``, without a partner that this peer avoids since they met: it has judged its last merge meanwhile."""
+        """``group``, without a partner that this peer avoids since they met: it has judged its last merge meanwhile.
+        Of a group of everyone nobody can leave another member out: its leader chose.
+        """
+        if group.assembly is not None:
+            return group
         avoided = [link for link in group.links if self._context.backoff.avoided(link.peer_id)]
         for link in avoided:
             self._node.spawn(_close(link))

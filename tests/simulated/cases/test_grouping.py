@@ -97,6 +97,23 @@ def test_a_member_that_comes_to_its_boundary_while_it_joins_has_one_stream_to_it
             assert len(met) > 20 and set(met) == {"merged"}
 
 
+def test_a_member_counts_those_whom_it_avoids_when_its_leader_has_let_them_in() -> None:
+    """It averaged with all, named nobody in its row and counted one contribution: the others had another lineage."""
+    machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
+    with in_a_folder(Scenario(0, "group", (machine,) * 3, (), 40.0, inner_steps=10, numel=300, codec="none")) as world:
+        _, avoids, avoided = sorted(world.peers, key=lambda it: it.host.peer_id)
+
+        def avoid() -> None:
+            trainer: Any = avoids.trainer
+            trainer.boundary.presence._context.backoff.note(avoided.host.peer_id, 10.0, offence=True)
+
+        world.loop.call_later(20.0, avoid)
+        assert not world.run().violations
+        rows = [row for peer in world.peers for row in world.rounds(peer)]
+        merged = [row for row in rows[:-1] if row["outcome"] == "merged"]
+        assert len(merged) > 30 and {len((row["partner"] or "").split(",")) for row in merged} == {2}
+
+
 @pytest.mark.parametrize(
     ("lie", "place", "seconds", "least", "victims_least", "seed"),
     [

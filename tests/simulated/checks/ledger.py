@@ -102,6 +102,8 @@ class Ledger:
         def noted(averaged: Averaged) -> None:
             self.outcomes[averaged.outcome] += 1
             self.merged += averaged.outcome is Outcome.MERGED
+            if averaged.outcome is Outcome.MERGED and not averaged.partners:
+                self.violation(f"{peer.name} merged with nobody")
             detail = f" ({averaged.detail})" if averaged.detail else ""
             self.say(peer, f"{averaged.outcome} with {', '.join(averaged.partners) or 'nobody'}{detail}")
             ended(averaged)
