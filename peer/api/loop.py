@@ -5,8 +5,8 @@
             ...loss.backward(); optimizer.step(); optimizer.zero_grad()
             outer.step(tokens=batch.numel(), loss=loss)
 
-Every H-th call of ``step`` is a boundary. training/overlapped.py, noloco's default, finds a partner, swaps and takes
-the outer step in parts in the next calls; training/blocking.py does so in that call, and the others only count.
+Every H-th call of ``step`` is a boundary (training/boundaries/). overlapped.py, noloco's default, finds a partner,
+swaps and takes the outer step in parts in the next calls; blocking.py does so in that call, and the others only count.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class NoLoCo:
         self.slow.write_fast()
         return mean
 
-    # -- part by part, during the inner steps (training/overlapped.py): first with a group of one, then corrected when
+    # -- part by part, during the inner steps (boundaries/overlapped.py): first with a group of one, then corrected when
     # the partner's part has arrived
 
     def open(self, fetched: Fetched, own: Tensor, change: Tensor) -> bool:

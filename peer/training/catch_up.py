@@ -11,7 +11,7 @@ from peer.rounds.types import Grouping
 from peer.swarm.healing import STALE_ROUNDS, Replacement
 from peer.swarm.presence import Presence
 from peer.telemetry.metrics import PhaseClock
-from peer.training.blocking import WORSE
+from peer.training.boundaries.blocking import WORSE
 from peer.training.outer_state import OuterState
 from peer.training.validation import Validation
 

@@ -28,11 +28,11 @@ from peer.rounds.types import Grouping
 from peer.swarm.presence import Presence
 from peer.telemetry import trackers
 from peer.telemetry.report import Reporter
-from peer.training.blocking import Blocking
-from peer.training.boundary import Boundary, PhaseLength
+from peer.training.boundaries.blocking import Blocking
+from peer.training.boundaries.boundary import Boundary, PhaseLength
+from peer.training.boundaries.overlapped import Overlapped
 from peer.training.catch_up import catch_up, join_late
 from peer.training.outer_state import OuterState
-from peer.training.overlapped import Overlapped
 from peer.training.resources import Resources
 from peer.training.validation import Validation
 

@@ -1,6 +1,6 @@
 """The loop of a peer. It knows no network and no formula.
 
-inner: H steps → boundary: match, exchange, apply (blocking.py, overlapped.py) → evaluation, checkpoint
+inner: H steps → boundary: match, exchange, apply (boundaries/) → evaluation, checkpoint
 """
 
 from __future__ import annotations

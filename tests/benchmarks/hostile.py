@@ -1,5 +1,5 @@
 """Hostile peers among eight: the loss of the others with guard and rollback (peer/exchange/guard.py,
-peer/training/rollback.py), and without both.
+peer/training/boundaries/rollback.py), and without both.
 
 python -m tests.benchmarks.hostile [--quick] [--known] [--search N] [--json FILE]
 

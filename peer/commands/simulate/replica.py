@@ -18,7 +18,7 @@ from peer.process import Stop
 from peer.rounds.contribution import Averaged
 from peer.rounds.progress import phase_steps
 from peer.rounds.types import Outcome
-from peer.training.rollback import Rollback, Trial
+from peer.training.boundaries.rollback import Rollback, Trial
 from peer.training.state import PeerState
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import os
 
 import peer.training.replica
 from peer.commands.cli import main
-from peer.training.boundary import Boundary
+from peer.training.boundaries.boundary import Boundary
 from tests.benchmarks.wan.drift import Drifting
 from tests.benchmarks.wan.pacer import Paced
 

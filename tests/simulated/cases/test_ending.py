@@ -11,7 +11,7 @@ import torch
 
 from peer.rounds.pairing_rule import END_PATIENCE
 from peer.swarm.pairing.proposals import ASK_TIMEOUT
-from peer.training.rollback import JUDGES
+from peer.training.boundaries.rollback import JUDGES
 from tests.simulated.scenario import Fault, Kind, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
 
@@ -50,7 +50,7 @@ def test_eight_peers_that_end_together_come_together(kind: Kind, monkeypatch: py
     merged = [[row["partner"] for row in rows if row["outcome"] == "merged"] for rows in swaps]
     assert all(len(partners) == len(set(partners)) <= 2 for partners in merged), "each is met once"
     assert sum(map(len, merged)) >= 14, merged
-    monkeypatch.setattr("peer.training.boundary.last_swaps", lambda members, merged: 0)
+    monkeypatch.setattr("peer.training.boundaries.boundary.last_swaps", lambda members, merged: 0)
     with in_a_folder(ending(kind, [1.0] * 8)) as world:
         world.run()
         assert close < 0.6 * spread(world)  # 0.33 to 0.51 of it with eight seeds: pairs are drawn at random
@@ -72,7 +72,7 @@ def test_who_judges_its_last_merge_is_not_late_for_the_next_one(seed: int) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_swap_follows_with_a_partner_whose_last_one_did_harm(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that waits for its swaps judges the last merge after it has met the next partner: the same one, of two."""
-    monkeypatch.setattr("peer.training.rollback.Rollback._taken_back", lambda *_: "it did harm")
+    monkeypatch.setattr("peer.training.boundaries.rollback.Rollback._taken_back", lambda *_: "it did harm")
     scenario = ending(kind, [1.0] * 2)
     with in_a_folder(scenario) as world:
         assert not world.run().violations

@@ -23,9 +23,9 @@ from peer.rounds.state import Lineage, State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.telemetry.report import Reporter
-from peer.training.blocking import Blocking
-from peer.training.boundary import PhaseLength
-from peer.training.overlapped import Overlapped
+from peer.training.boundaries.blocking import Blocking
+from peer.training.boundaries.boundary import PhaseLength
+from peer.training.boundaries.overlapped import Overlapped
 from peer.training.state import PeerState
 from peer.training.validation import Validation
 from tests.swarm.support.harness import DEMO, TINY
@@ -244,7 +244,7 @@ def test_a_swap_that_was_given_up_before_it_began_does_not_begin(scene: Scene) -
 
 def test_a_swap_that_does_not_end_in_time_is_given_up_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that looks for its partner cannot be interrupted."""
-    monkeypatch.setattr("peer.training.overlapped.LEAVING_SECONDS", 0.0)
+    monkeypatch.setattr("peer.training.boundaries.overlapped.LEAVING_SECONDS", 0.0)
     exchange = Exchange(mailbox=Correcting)
     boundary = overlapped(scene, exchange)
     assert boundary.cross(scene.train())
@@ -426,7 +426,7 @@ def test_who_loses_the_last_round_takes_what_the_group_has(
     """It saved, evaluated and pushed weights that were in no mean; the cure for a lost round is the next boundary."""
     monkeypatch.setattr(NoLoCo, "grouping", Grouping.EVERYONE)
     monkeypatch.setattr(NoLoCo, "equal_replicas", True)
-    monkeypatch.setattr("peer.training.boundary.isinstance", lambda *_: False, raising=False)  # it is no NoLoCo
+    monkeypatch.setattr("peer.training.boundaries.boundary.isinstance", lambda *_: False, raising=False)
     presence, own = scene.presence, scene.state.outer.slow.phi
     step, count = (TOTAL - 1 if gives == "early" else TOTAL), (0 if gives == "as much" else 9)
     vectors = [own + 1e-3, torch.zeros_like(own)]

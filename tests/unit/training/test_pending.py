@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peer.rounds.state import State
-from peer.training.blocking import Blocking
+from peer.training.boundaries.blocking import Blocking
 from peer.training.checkpoint import Checkpoints, Saved
 from peer.training.state import PeerState
 from tests.saved import save_checkpoint

@@ -15,7 +15,7 @@ from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
-from peer.training.rollback import JUDGES, USUAL_LOSSES, Rollback, Trial
+from peer.training.boundaries.rollback import JUDGES, USUAL_LOSSES, Rollback, Trial
 from peer.training.state import PeerState
 from tests.swarm.support.attacks import gradient
 from tests.unit import parts

@@ -21,8 +21,8 @@ from peer.p2p.deadline import LEAVING_SECONDS
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Group, Outcome, Reason
 from peer.telemetry.report import BoundaryReport
-from peer.training.boundary import Boundary
-from peer.training.rollback import Trial
+from peer.training.boundaries.boundary import Boundary
+from peer.training.boundaries.rollback import Trial
 
 LOOK_SECONDS = 0.05  # seconds between two checks of a swap at the end of the run
 

@@ -16,7 +16,7 @@ from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import Lineage, State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
-from peer.training.boundary import Boundary
+from peer.training.boundaries.boundary import Boundary
 
 log = get_logger("boundary")
 

@@ -19,9 +19,9 @@ from peer.rounds.progress import Progress, phase_steps
 from peer.rounds.types import Outcome
 from peer.swarm.presence import Presence
 from peer.telemetry.report import BoundaryReport, Reporter, RoundReport
+from peer.training.boundaries.rollback import Rollback, Trial
 from peer.training.outer_state import OuterState
 from peer.training.resources import Resources
-from peer.training.rollback import Rollback, Trial
 from peer.training.validation import Validation
 
 NO_STEPS = InnerReport(0, 0, math.nan, math.nan, math.nan, math.nan, 0.0, 0)
