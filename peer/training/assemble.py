@@ -29,6 +29,7 @@ from peer.training.member import Membership
 from peer.training.pausing.requests import watching
 from peer.training.resources import member_node, open_resources
 from peer.training.run_folder import set_aside
+from peer.training.saving import Saver
 from peer.training.state import PeerState
 from peer.training.trainer import Trainer
 from peer.training.validation import Validation
@@ -84,7 +85,8 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         chance = math.log(run.data.tokenizer.vocabulary)
         others = {name: validation(run, tokens) for name, tokens in text.others.items()}
         losses = Validation(state, resources.phase, chance, validation(run, text.validation), others)
-        yield Trainer(config, member, state, checkpoints, losses, pusher)
+        saver = Saver(checkpoints, state, member.reporter, resources.phase, pusher)
+        yield Trainer(config, member, state, saver, losses)
 
 
 def _begin_anew(folder: Path) -> None:

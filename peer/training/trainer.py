@@ -6,66 +6,42 @@ inner: H steps → boundary: match, exchange, apply (boundaries/) → evaluation
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer import clock
 from peer.config.schema import Config
 from peer.errors import RunError, UserError
-from peer.hub.beside import Pusher
-from peer.logs import get_logger
 from peer.p2p.event_loop import NoAnswer
 from peer.replica.inner_loop import InnerReport
-from peer.training.checkpoint import NEW_RUN_ADVICE, Checkpoints, how_to_go_on
+from peer.training.checkpoint import NEW_RUN_ADVICE, how_to_go_on
 from peer.training.member import Membership
 from peer.training.pausing.rest import Rest
+from peer.training.saving import Saver
 from peer.training.state import PeerState
 from peer.training.validation import Validation
-
-log = get_logger("trainer")
-DISK_SECONDS = 900.0  # for a checkpoint, as long as the recipes let a peer leave
-
-
-@dataclass(frozen=True)
-class Saving:
-    """A checkpoint on its way to the disk."""
-
-    published: Future[bool]
-    step: int
-    round: int
 
 
 class Trainer:
     """Trains until the swarm has done ``run.steps`` or a stop is requested. ``member`` has joined."""
 
     def __init__(
-        self,
-        config: Config,
-        member: Membership,
-        state: PeerState,
-        checkpoints: Checkpoints,
-        validation: Validation,
-        pusher: Pusher | None = None,
+        self, config: Config, member: Membership, state: PeerState, saver: Saver, validation: Validation
     ) -> None:
         self.config, self.member, self.state = config, member, state
         self.inner, self.stream, self.counters = state.inner, state.stream, state.counters
         self.phase, self.context = member.resources.phase, member.resources.context
         self.rest = Rest(member, state)
         self.phase_length, self.boundary = member.phase_length, member.boundary(validation)
-        self.checkpoints, self.validation, self.pusher = checkpoints, validation, pusher
+        self.saver, self.validation = saver, validation
+        self._failed: RunError | UserError | None = None  # ended the inner phase
         self.phase.lap()  # the first report begins here
-
-    _failed: RunError | UserError | None = None  # ended the inner phase
-    _saving: Saving | None = None
 
     def run(self) -> None:
         """Train; raises :class:`RunError` when it cannot continue."""
         try:
             self._run()
         finally:
-            self.end_save()
+            self.saver.end()
 
     def _run(self) -> None:
         if not self.context.away:
@@ -76,16 +52,15 @@ class Trainer:
                 self.loop()
                 self.boundary.finish()
             except NoAnswer as error:
-                advice = how_to_go_on(self.member.resources.folder.path, saved=self.save())
-                raise RunError(f"{error}; {advice}") from None
-            saved = self.save()
+                raise RunError(f"{error}; {self._advice(saved=self.saver.save())}") from None
+            saved = self.saver.save()
             going_on = not self.finished and self.rest.until_resumed(saved=saved)
         if not self.context.stop.requested:
             self.evaluate()
-        if not saved and not self.save():  # the disk may have room by now
-            raise RunError(f"step {self.inner.step}: {how_to_go_on(self.member.resources.folder.path, saved=False)}")
-        if self.pusher is not None and not self.context.stop.requested:
-            self.pusher.finish_with(self.checkpoints.path(self.inner.step))
+        if not saved and not self.saver.save():  # the disk may have room by now
+            raise RunError(f"step {self.inner.step}: {self._advice(saved=False)}")
+        if not self.context.stop.requested:
+            self.saver.push_last()
 
     def loop(self) -> None:
         """Rounds until the end, a stop or a pause. After these the resumed peer continues the inner phase."""
@@ -142,66 +117,29 @@ class Trainer:
                 f"checkpoint, or, with another learning rate, {NEW_RUN_ADVICE}"
             )
         if self.member.presence.failure:
-            advice = how_to_go_on(self.member.resources.folder.path, saved=self.save())
+            advice = self._advice(saved=self.saver.save())
             raise RunError(f"{self.member.presence.failure}; {advice}")
         if self._failed is not None:
             if not isinstance(self._failed, NoAnswer):
-                self.save()
+                self.saver.save()
             raise self._failed
 
     def now_and_then(self) -> None:
         """After a boundary: evaluate and save when they are due."""
         if self.done():
             return
-        if self._saving is not None and self._saving.published.done() and not self.end_save():
-            log.warning("training continues without this checkpoint")
-        if self.pusher is not None:
-            self.pusher.look()
+        self.saver.look()
         replaced = self.member.join_late(self.validation)
         if self.counters.round % self.config.run.evaluation.every_rounds == 0:
             self.evaluate()
         due = self.counters.round % self.config.peer.checkpoint.every_rounds == 0
         if replaced or due:
-            self.begin_save()
+            self.saver.begin()
 
     def evaluate(self) -> None:
         """Report this replica's validation losses."""
         loss, others = self.validation.losses()
         self.member.reporter.evaluation(self.inner.step, self.counters.tokens, loss, others)
 
-    def save(self) -> bool:
-        """Write a checkpoint; returns whether it is on the disk."""
-        self.begin_save()
-        own, saving = (self.inner.step, self.counters.round), self._saving
-        return self.end_save() and saving is not None and (saving.step, saving.round) == own
-
-    def begin_save(self) -> None:
-        """Write a checkpoint. While it gets on the disk, which may take half a minute, the training goes on."""
-        self.end_save()
-        if self._saving is not None:  # the disk still writes the last one
-            return
-        with self.phase("checkpoint"):
-            written = self.checkpoints.write(self.inner.step, self.state.scalars(), self.state.tensors())
-        worker = clock.worker("checkpoint")
-        self._saving = Saving(worker.submit(self.checkpoints.publish, written), self.inner.step, self.counters.round)
-        worker.shutdown(wait=False)
-
-    def end_save(self) -> bool:
-        """Wait until the checkpoint that was begun is on the disk, and push it if that is due; returns whether it is
-        there.
-        """
-        saving, self._saving = self._saving, None
-        if saving is None:
-            return False
-        with self.phase("checkpoint"):
-            try:
-                saved = clock.result(saving.published, DISK_SECONDS)
-            except TimeoutError:
-                log.error("checkpoint of step %d is not saved yet: the disk is slow", saving.step)
-                self._saving = saving
-                return False
-        if saved:
-            self.member.reporter.saved()
-            if self.pusher is not None:
-                self.pusher.saved(self.checkpoints.path(saving.step), saving.round)
-        return saved
+    def _advice(self, *, saved: bool) -> str:
+        return how_to_go_on(self.member.resources.folder.path, saved=saved)

@@ -22,6 +22,7 @@ from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training.member import Membership
 from peer.training.resources import Resources, member_node
 from peer.training.run_folder import RunFolder
+from peer.training.saving import Saver
 from peer.training.trainer import Trainer
 from peer.training.validation import Validation
 from tests.simulated.harm import lies
@@ -112,7 +113,8 @@ class SimulatedPeer:
             member.join(state.resume)
             validation = Validation(state, resources.phase, CHANCE, [torch.zeros(1, TOKENS + 1)], {})  # type: ignore[arg-type]
             checkpoints: Any = DiskCheckpoints(self.disk, self.step_seconds)
-            self.trainer = Trainer(self.config, member, state, checkpoints, validation)  # type: ignore[arg-type]
+            saver = Saver(checkpoints, state, member.reporter, resources.phase)  # type: ignore[arg-type]
+            self.trainer = Trainer(self.config, member, state, saver, validation)  # type: ignore[arg-type]
             stack.callback(setattr, self, "trainer", None)
             if self.lie:
                 lies.in_exchange(self.lie, self.trainer)

@@ -152,7 +152,7 @@ def test_nobody_waits_for_a_peer_that_is_asked_to_stop(kind: Kind, place: int) -
             if kind == "blocking" and trainer.boundary.presence.matching._agreement.meeting is None:
                 world.loop.call_later(0.05, leave)
                 return
-            trainer.checkpoints._seconds = WHOLE  # of its write, and again of its publish
+            trainer.saver.checkpoints._seconds = WHOLE  # of its write, and again of its publish
             world.peers[leaves].stop.request()
 
         world.loop.call_later(EVENT, leave)

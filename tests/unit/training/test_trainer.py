@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock, Mock
 
 import pytest
@@ -18,8 +19,17 @@ from peer.errors import RunError, UserError
 from peer.p2p.event_loop import NoAnswer
 from peer.process import LoopContext
 from peer.training.checkpoint import Checkpoints
+from peer.training.saving import Saver
 from peer.training.trainer import Trainer
 from tests.unit import parts
+
+
+def trainer_of(state: Any, *, steps: int = 40, saver: Any = None, validation: Any = None) -> Any:
+    """A trainer whose member has a network that never fails."""
+    member = MagicMock()
+    member.resources.context, member.presence.failure = LoopContext(), ""
+    member.phase_length.time_up = False
+    return Trainer(Config(run=RunConfig(steps=steps)), member, state, saver or Mock(), validation or Mock())
 
 
 def account(poison: float, *, at: int, steps: int) -> None:
@@ -32,11 +42,7 @@ def account(poison: float, *, at: int, steps: int) -> None:
         return gradient + poison if seen == at else gradient
 
     next(state.inner.model.parameters()).register_hook(hook)
-    trainer, member = object.__new__(Trainer), Mock()
-    member.presence.failure = ""
-    trainer.member, trainer.inner, trainer.counters = member, state.inner, state.counters
-    trainer.phase_length = Mock(time_up=False)
-    trainer.account(state.inner.run(state.stream.take(steps)))
+    trainer_of(state).account(state.inner.run(state.stream.take(steps)))
 
 
 @pytest.mark.parametrize("poison", [torch.inf, torch.nan])
@@ -57,26 +63,22 @@ def test_the_steps_before_the_data_failed_are_counted_and_saved(failure: RunErro
         yield from state.stream.take(3)
         raise failure
 
-    state, trainer = parts.peer_state(), object.__new__(Trainer)
-    trainer.state, trainer.inner, trainer.counters = state, state.inner, state.counters
-    trainer.stream, trainer.boundary, trainer.phase_length = Mock(take=lambda _: stream()), Mock(), Mock(time_up=False)
-    trainer.member, trainer.phase, trainer.context = MagicMock(), MagicMock(), LoopContext()
-    trainer.member.presence.failure, trainer.config = "", Config(run=RunConfig(steps=40))
-    trainer.save = save = Mock(return_value=True)  # type: ignore[method-assign]
+    state = parts.peer_state()
+    trainer = trainer_of(state)
+    trainer.stream = Mock(take=lambda _: stream())
     with pytest.raises(type(failure), match=str(failure)):
         trainer.loop()
     assert state.inner.step == state.counters.phase_steps_done == 3
-    assert save.call_count == 1 and not trainer.boundary.cross.called
+    assert trainer.saver.save.call_count == 1 and not trainer.boundary.cross.called
 
 
 def test_the_steps_before_the_network_hung_are_counted() -> None:
     """A resumed peer made them again, beyond the end of its run, and its next contribution weighed too little."""
-    state, trainer = parts.peer_state(), object.__new__(Trainer)
-    trainer.state, trainer.inner, trainer.counters, trainer.stream = state, state.inner, state.counters, state.stream
-    hangs = Mock(side_effect=[None, None, NoAnswer("the network thread gave no answer within 5 s")])
-    trainer.boundary, trainer.phase_length = Mock(between_steps=hangs), Mock(begin=lambda: 5, time_up=False)
-    trainer.member, trainer.phase, trainer.context = MagicMock(), MagicMock(), LoopContext()
-    trainer.member.presence.failure, trainer.config = "", Config(run=RunConfig(steps=40))
+    state = parts.peer_state()
+    trainer = trainer_of(state)
+    trainer.phase_length.begin.return_value = 5
+    hangs = [None, None, NoAnswer("the network thread gave no answer within 5 s")]
+    trainer.boundary.between_steps.side_effect = hangs
     with pytest.raises(NoAnswer):
         trainer.loop()
     assert state.inner.step == state.counters.phase_steps_done == 2
@@ -87,17 +89,15 @@ class FullDisk:
     """A trainer that has made all steps, in a folder that cannot be written until ``room`` is made."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.member, self.validation = folder, MagicMock(), Mock()
+        self.folder, reporter = folder, MagicMock()
         folder.touch()  # a file
         state = parts.peer_state()
         state.inner.step = 4
-        self.member.resources.context = self.context = LoopContext()
-        self.member.resources.folder.path = folder
-        self.member.presence.failure = ""
-        self.validation.losses.return_value = 1.0, {}
-        self.trainer = Trainer(
-            Config(run=RunConfig(steps=4)), self.member, state, Checkpoints(folder / "checkpoints", 2), self.validation
-        )
+        saver = Saver(Checkpoints(folder / "checkpoints", 2), state, reporter, MagicMock())
+        validation = Mock(losses=lambda: (1.0, {}))
+        self.trainer = trainer_of(state, steps=4, saver=saver, validation=validation)
+        self.member, self.context = self.trainer.member, self.trainer.context
+        self.member.reporter, self.member.resources.folder.path = reporter, folder
 
     def room(self) -> None:
         self.folder.unlink()
@@ -120,7 +120,7 @@ def test_the_last_checkpoint_is_tried_once_more_at_the_end(tmp_path: Path) -> No
     evaluations = iter((lambda: None, peer.room))
     peer.member.reporter.evaluation.side_effect = lambda *them: next(evaluations)()
     peer.trainer.run()
-    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004"]
+    assert [path.name for path in peer.trainer.saver.checkpoints.all()] == ["step_00000004"]
 
 
 def test_a_network_that_fails_on_a_full_disk_does_not_say_that_the_state_is_saved(tmp_path: Path) -> None:
@@ -148,7 +148,9 @@ def test_only_a_checkpoint_between_two_rounds_says_that_training_continues(
         assert "checkpoint of step 4 not saved" in caplog.text and "continues" not in caplog.text
         peer.trainer.inner.step = 3
         peer.trainer.now_and_then()
-        clock.result(peer.trainer._saving.published, 60.0)  # type: ignore[union-attr]
+        saving = peer.trainer.saver._saving
+        assert saving is not None
+        clock.result(saving.published, 60.0)
         peer.trainer.now_and_then()
     finally:
         logging.getLogger("noloco").removeHandler(caplog.handler)
@@ -162,12 +164,12 @@ def test_when_the_network_hangs_what_was_trained_is_saved(tmp_path: Path, where:
     peer.room()
     hangs = Mock(side_effect=NoAnswer("the network thread gave no answer within 5 s"))
     peer.trainer.boundary = Mock(**{where: hangs})
-    peer.trainer.loop = (lambda: hangs()) if where == "cross" else lambda: None  # type: ignore[method-assign]
+    peer.trainer.loop = (lambda: hangs()) if where == "cross" else lambda: None
     with pytest.raises(
         RunError, match=r"^the network thread gave no answer within 5 s; the state is saved, start again"
     ):
         peer.trainer.run()
-    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004"]
+    assert [path.name for path in peer.trainer.saver.checkpoints.all()] == ["step_00000004"]
 
 
 def test_training_goes_on_while_a_checkpoint_gets_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,11 +179,11 @@ def test_training_goes_on_while_a_checkpoint_gets_on_the_disk(tmp_path: Path, mo
     monkeypatch.setattr("peer.training.checkpoint.sync", lambda path: there.wait(60.0))
     peer.trainer.inner.step = 3
     peer.trainer.now_and_then()
-    assert not peer.trainer.checkpoints.all() and not peer.member.reporter.saved.called
+    assert not peer.trainer.saver.checkpoints.all() and not peer.member.reporter.saved.called
     there.set()
     peer.trainer.inner.step = 4
     peer.trainer.run()  # it waits for the one before, and saves again
-    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000003", "step_00000004"]
+    assert [path.name for path in peer.trainer.saver.checkpoints.all()] == ["step_00000003", "step_00000004"]
     assert peer.member.reporter.saved.call_count == 2
 
 
@@ -200,8 +202,8 @@ def saving_on_a_slow_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     peer, there = FullDisk(folder / "a"), threading.Event()
     peer.room()
     monkeypatch.setattr("peer.training.checkpoint.sync", lambda path: there.wait(60.0))
-    monkeypatch.setattr("peer.training.trainer.DISK_SECONDS", 0.05)
-    assert not peer.trainer.save()
+    monkeypatch.setattr("peer.training.saving.DISK_SECONDS", 0.05)
+    assert not peer.trainer.saver.save()
     peer.trainer.inner.step = 5
     return peer, there
 
@@ -211,13 +213,13 @@ def test_nothing_is_written_while_a_slow_disk_still_writes_the_last_one(
 ) -> None:
     """Each removed the other's files, and neither was saved."""
     peer, there = saving_on_a_slow_disk(tmp_path, monkeypatch)
-    peer.trainer.begin_save()
+    peer.trainer.saver.begin()
     there.set()
-    monkeypatch.setattr("peer.training.trainer.DISK_SECONDS", 60.0)
-    assert peer.trainer.end_save()
-    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004"]
-    assert peer.trainer.save()
-    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004", "step_00000005"]
+    monkeypatch.setattr("peer.training.saving.DISK_SECONDS", 60.0)
+    assert peer.trainer.saver.end()
+    assert [path.name for path in peer.trainer.saver.checkpoints.all()] == ["step_00000004"]
+    assert peer.trainer.saver.save()
+    assert [path.name for path in peer.trainer.saver.checkpoints.all()] == ["step_00000004", "step_00000005"]
 
 
 def test_a_save_is_of_this_step_and_not_of_an_earlier_one_that_a_slow_disk_had_kept(
@@ -228,9 +230,9 @@ def test_a_save_is_of_this_step_and_not_of_an_earlier_one_that_a_slow_disk_had_k
 
     def recovers(*them: object) -> None:
         there.set()
-        monkeypatch.setattr("peer.training.trainer.DISK_SECONDS", 60.0)
+        monkeypatch.setattr("peer.training.saving.DISK_SECONDS", 60.0)
 
-    monkeypatch.setattr("peer.training.trainer.log.error", recovers)
-    assert not peer.trainer.save()
-    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004"]
-    assert peer.trainer.save()
+    monkeypatch.setattr("peer.training.saving.log.error", recovers)
+    assert not peer.trainer.saver.save()
+    assert [path.name for path in peer.trainer.saver.checkpoints.all()] == ["step_00000004"]
+    assert peer.trainer.saver.save()

@@ -1,0 +1,95 @@
+"""When a checkpoint is written, and that training goes on meanwhile."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from peer import clock
+from peer.hub.beside import Pusher
+from peer.logs import get_logger
+from peer.telemetry.metrics import PhaseClock
+from peer.telemetry.report import Reporter
+from peer.training.checkpoint import Checkpoints
+from peer.training.state import PeerState
+
+log = get_logger("checkpoint")
+DISK_SECONDS = 900.0  # for a checkpoint, as long as the recipes let a peer leave
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A checkpoint on its way to the disk."""
+
+    published: Future[bool]
+    step: int
+    round: int
+
+
+class Saver:
+    """Saves a peer's state, one checkpoint at a time. ``pusher`` pushes those that are due."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        state: PeerState,
+        reporter: Reporter,
+        phase: PhaseClock,
+        pusher: Pusher | None = None,
+    ) -> None:
+        self.checkpoints, self._state = checkpoints, state
+        self._reporter, self._phase, self._pusher = reporter, phase, pusher
+        self._saving: Saving | None = None
+
+    def begin(self) -> None:
+        """Write a checkpoint. While it gets on the disk, which may take half a minute, the training goes on."""
+        self.end()
+        if self._saving is not None:  # the disk still writes the last one
+            return
+        step, round = self._state.inner.step, self._state.counters.round
+        with self._phase("checkpoint"):
+            written = self.checkpoints.write(step, self._state.scalars(), self._state.tensors())
+        worker = clock.worker("checkpoint")
+        self._saving = Saving(worker.submit(self.checkpoints.publish, written), step, round)
+        worker.shutdown(wait=False)
+
+    def end(self) -> bool:
+        """Wait until the checkpoint that was begun is on the disk, and push it if that is due; returns whether it is
+        there.
+        """
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return False
+        with self._phase("checkpoint"):
+            try:
+                saved = clock.result(saving.published, DISK_SECONDS)
+            except TimeoutError:
+                log.error("checkpoint of step %d is not saved yet: the disk is slow", saving.step)
+                self._saving = saving
+                return False
+        if saved:
+            self._reporter.saved()
+            if self._pusher is not None:
+                self._pusher.saved(self.checkpoints.path(saving.step), saving.round)
+        return saved
+
+    def look(self) -> None:
+        """At a boundary: notice a checkpoint that is on the disk, or could not be, and a push that has ended."""
+        if self._saving is not None and self._saving.published.done() and not self.end():
+            log.warning("training continues without this checkpoint")
+        if self._pusher is not None:
+            self._pusher.look()
+
+    def save(self) -> bool:
+        """Write a checkpoint of this state and wait; returns whether it is on the disk."""
+        self.begin()
+        saving = self._saving
+        if saving is None or (saving.step, saving.round) != (self._state.inner.step, self._state.counters.round):
+            self.end()  # the disk still writes an older one
+            return False
+        return self.end()
+
+    def push_last(self) -> None:
+        """The run is done: its last checkpoint is pushed as the peer ends."""
+        if self._pusher is not None:
+            self._pusher.finish_with(self.checkpoints.path(self._state.inner.step))
