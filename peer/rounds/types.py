@@ -113,6 +113,7 @@ class Group:
 
     ``tokens``: this peer's tokens since its last average, the weight of its contribution in a pair's swap.
     ``phase_seconds``: of its inner phase, by which a pair's swap is measured.
+    ``step_seconds``: of its inner step, between which an overlapped swap opens parts; 0 when they all are there.
     ``lost``: why no group was formed although others are there.
     ``donor``: a member that gives the others' slow weights, when this peer's differ.
     """
@@ -122,5 +123,6 @@ class Group:
     assembly: Assembly | None = None
     tokens: int = 1
     phase_seconds: float | None = None
+    step_seconds: float = 0.0
     lost: str = ""
     donor: Seat | None = None

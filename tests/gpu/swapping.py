@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from peer.commands.simulate.replica import Replica
@@ -75,7 +76,7 @@ def blocking(peer: Sharer, group: Group) -> Averaged:
 def overlapped(peer: Sharer, group: Group) -> Averaged:
     """All parts are opened between two inner steps, and corrected after the second: the simulator's schedule."""
     assert isinstance(peer.exchange, OverlappedPairExchange)
-    mailbox = peer.exchange.start(1.0, lambda: group)
+    mailbox = peer.exchange.start(lambda: replace(group, step_seconds=1.0))
     _wait(mailbox, lambda: bool(mailbox.parts_to_open(idle=True)))
     open_parts(PartOpening(peer.method, mailbox.parts), mailbox, mailbox.parts_left(), wait=True)
     peer.train(1)

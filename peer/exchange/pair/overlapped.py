@@ -38,19 +38,19 @@ class OverlappedPairExchange(PairProtocol):
         self._helper = clock.worker("swap")
         self._opening_pace = OpeningPace(most=0)  # of the last swap; before the first one, one of no parts
 
-    def start(self, pace: float, meet: Callable[[], Group]) -> SwapMailbox:
-        """``meet`` finds the partner, on the helper thread; ``pace``: seconds of an inner step."""
+    def start(self, meet: Callable[[], Group]) -> SwapMailbox:
+        """``meet`` finds the partner, on the helper thread."""
         learn = self._codec.learn if self._codec.begin() else None
         mailbox = SwapMailbox(self._numel, self._network.loop, learn, self._opening_pace.landing)
         self._opening_pace = mailbox.opening_pace
-        self._helper.submit(contextvars.copy_context().run, self._run, mailbox, pace, meet)
+        self._helper.submit(contextvars.copy_context().run, self._run, mailbox, meet)
         return mailbox
 
     def close(self) -> None:
         """No further swaps."""
         self._helper.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, mailbox: SwapMailbox, pace: float, meet: Callable[[], Group]) -> None:
+    def _run(self, mailbox: SwapMailbox, meet: Callable[[], Group]) -> None:
         try:
             group = meet()
             if not group.links:
@@ -58,7 +58,7 @@ class OverlappedPairExchange(PairProtocol):
                 mailbox.finish(Averaged(NOTHING, Outcome.ALONE))
                 return
             encode, receive = partial(self._encode, mailbox), partial(self._receive, mailbox)
-            averaged = self._swap(group, encode, receive, NOTHING, pace)
+            averaged = self._swap(group, encode, receive, NOTHING)
             if averaged.outcome is not Outcome.MERGED and mailbox.used_parts:
                 parts = f"after {mailbox.used_parts} of {len(mailbox.parts)} parts"
                 averaged = replace(averaged, detail=f"{averaged.detail} ({parts})")

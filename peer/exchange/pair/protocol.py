@@ -72,15 +72,15 @@ class PairProtocol:
     def __post_init__(self) -> None:
         """What one kind of swap needs besides."""
 
-    def _swap(self, group: Group, encode: Encode, receive: Receive, mean: Tensor, pace: float = 0.0) -> Averaged:
-        """Swap with the partner in ``group``. ``mean``: the mean of the result; ``pace``: seconds of an inner step."""
+    def _swap(self, group: Group, encode: Encode, receive: Receive, mean: Tensor) -> Averaged:
+        """Swap with the partner in ``group``. ``mean``: the mean of the result."""
         (link,) = group.links
         stream = link.stream
         assert stream is not None
         judgement = self._guard.judgement(link.peer_id, self._numel)
         began, sent, received = clock.monotonic(), stream.all_sent, stream.all_received
         min_stall = self._settings.stall
-        swap = guarded(self._converse(group, stream, judgement, encode, receive, pace), stream, min_stall)
+        swap = guarded(self._converse(group, stream, judgement, encode, receive), stream, min_stall)
         time_limit = self._time_limit(group, min_stall)
         verdict = self._network.call(swap, 2 * (min_stall + time_limit) + THREAD_GRACE)
         self._codec.end_round(verdict.outcome is Outcome.MERGED, whole=judgement.whole)
@@ -105,13 +105,13 @@ class PairProtocol:
         )
 
     async def _converse(
-        self, group: Group, stream: Stream, judgement: Judgement, encode: Encode, receive: Receive, pace: float
+        self, group: Group, stream: Stream, judgement: Judgement, encode: Encode, receive: Receive
     ) -> Verdict:
         """From the headers to the verdicts."""
         min_stall = self._settings.stall
-        header = await exchange_headers(stream, self._numel, self._codec, group, pace, min_stall)
+        header = await exchange_headers(stream, self._numel, self._codec, group, min_stall)
         judgement.ahead, judgement.share = header.round - group.round, share(header.tokens, group.tokens)
-        part_seconds = PART_STEPS * (pace + header.pace) if pace else 0.0
+        part_seconds = PART_STEPS * (group.step_seconds + header.pace) if group.step_seconds else 0.0
         stall = max(min_stall, min(part_seconds, LONGEST_STALL * self._time_limit(group, min_stall)))
         transfer = Transfer(stream, judgement, header.codec, stall)
         until_sent = stream.all_sent + size(self._codec.sends, self._numel)

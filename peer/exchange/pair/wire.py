@@ -51,7 +51,7 @@ class Unusable(Exception):
         self.verdict = verdict
 
 
-async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Group, pace: float, stall: float) -> Header:
+async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Group, stall: float) -> Header:
     """The partner's header; raises :class:`Unusable` when it does not fit ours. Parts may go over direct connections
     then, if both want that.
     """
@@ -61,7 +61,7 @@ async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Grou
         round=group.round,
         tokens=group.tokens,
         expects=codec.expects,
-        pace=pace,
+        pace=group.step_seconds,
         bulk=offer(stream, size(codec.sends, numel)),
     )
     await stream.send(own, stall)

@@ -137,11 +137,14 @@ class Overlapped(Boundary):
 
         ended_phase = ended.number if progress.phases > ended.number else None  # else no inner steps run meanwhile
 
+        step_seconds = progress.step_seconds
+
         def meet() -> Group:
             group = self.presence.group_for(round, ended_phase)
-            return replace(group, tokens=ended.tokens, phase_seconds=progress.phase_seconds)
+            phase_seconds = progress.phase_seconds
+            return replace(group, tokens=ended.tokens, phase_seconds=phase_seconds, step_seconds=step_seconds)
 
-        mailbox = self.exchange.start(progress.step_seconds, meet)
+        mailbox = self.exchange.start(meet)
         self._swap = RunningSwap(mailbox, self.reached(ended.inner), PartOpening(self.method, mailbox.parts))
         self.rollback.begin(self._swap.corrections, None)
 

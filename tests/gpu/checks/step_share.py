@@ -89,8 +89,8 @@ class Swap:
         work takes less time.
         """
         with partner(self._site, self._peer, self._network, self._codec) as stream:
-            group = Group(0, (Link("partner", "partner", stream),))
-            mailbox = self._peer.exchange.start(pace, lambda: group)  # type: ignore[union-attr]
+            group = Group(0, (Link("partner", "partner", stream),), step_seconds=pace)
+            mailbox = self._peer.exchange.start(lambda: group)  # type: ignore[union-attr]
             self.parts, opening = mailbox.parts, PartOpening(self._peer.method, mailbox.parts)
             while not mailbox.parts_to_open(idle=True) and mailbox.result() is None:  # the headers are on their way
                 mailbox.wait(0.01)

@@ -36,7 +36,7 @@ def main() -> None:
     stream = network.call(connect(), 20)
     coder = codec_named(codec, len(phi))  # type: ignore[arg-type]
     exchange = OverlappedPairExchange(network, len(phi), coder, ExchangeConfig(), Guard())
-    mailbox = exchange.start(1.0, lambda: Group(0, (Link("peer", "peer", stream),)))
+    mailbox = exchange.start(lambda: Group(0, (Link("peer", "peer", stream),), step_seconds=1.0))
     gamma, chance = NoLoCoConfig().gamma, torch.Generator().manual_seed(1)
     while (result := mailbox.result()) is None:
         mailbox.take_corrections()

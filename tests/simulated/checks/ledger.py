@@ -142,7 +142,7 @@ class Ledger:
         start, current = exchange.start, dict[str, Side]()
         self._watch_codec(peer, exchange, lambda: current.get("swap"))
 
-        def watched(pace: float, meet: Callable[[], Group]) -> Any:
+        def watched(meet: Callable[[], Group]) -> Any:
             swap: dict[str, Any] = {}
 
             def met() -> Group:
@@ -152,7 +152,7 @@ class Ledger:
                     swap["sides"][peer.host.peer_id] = current["swap"] = Side(group.tokens, group.round)
                 return group
 
-            mailbox = start(pace, met)
+            mailbox = start(met)
             put, add, finish = mailbox.put, mailbox.add_correction, mailbox.finish
 
             def noted(index: int, part: Any) -> None:

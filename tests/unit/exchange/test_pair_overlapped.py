@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -49,7 +50,7 @@ class Trainee:
         self.open_at_once = 0
 
     def swap(self, meet: Callable[[], Group], steps: int = 2000) -> Averaged:
-        mailbox = self.exchange.start(self.pace, meet)
+        mailbox = self.exchange.start(lambda: replace(meet(), step_seconds=self.pace))
         opened: dict[int, int] = {}
         for step in range(steps):
             result = mailbox.result()
@@ -366,7 +367,7 @@ def test_a_swap_can_be_broken_off(thread: LoopThread) -> None:
     ours, theirs = thread.call(stream_pair(), 5)
     playing = asyncio.run_coroutine_threadsafe(silent(theirs), thread.loop)
     one = Trainee(thread, torch.randn(NUMEL))
-    mailbox = one.exchange.start(PACE, with_link(ours))
+    mailbox = one.exchange.start(lambda: replace(with_link(ours)(), step_seconds=PACE))
     while not mailbox.parts_to_open():
         mailbox.wait(5)
     began = clock.monotonic()
@@ -388,7 +389,7 @@ def test_a_peer_that_opens_no_parts_ends_its_swap_after_a_stall(thread: LoopThre
 
     ours, theirs = thread.call(stream_pair(), 5)
     thread.spawn(waits(theirs))
-    mailbox = Trainee(thread, torch.randn(NUMEL)).exchange.start(PACE, with_link(ours))
+    mailbox = Trainee(thread, torch.randn(NUMEL)).exchange.start(lambda: replace(with_link(ours)(), step_seconds=PACE))
     while (result := mailbox.result()) is None:
         mailbox.wait(5)
     assert result.outcome is Outcome.TIMEOUT
