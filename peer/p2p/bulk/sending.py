@@ -1,6 +1,7 @@
 """The sender's side of a transfer: it makes parts in their order, and each connection sends those it is asked for.
 
-A part is kept until the receiver has all before it and itself: a lost connection's parts are asked for again.
+A part is kept until the receiver has all before it and itself: a lost connection's parts are asked for again. More than
+lost connections had on their way is not sent again: a request of 8 bytes brings a whole part.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class OutgoingParts(Handover):
         self._parts: dict[int, bytes] = {}  # that are made and may be asked for
         self._made = self._asked = self._first = 0  # parts: made, asked for, the first one that the receiver misses
         self._size = 1  # bytes of a part
+        self._connections = 0  # that have asked, with those that were lost
+        self._given: set[int] = set()  # those of ``_parts`` that a connection was given
+        self._once = self._again = 0  # bytes of parts that were given for the first time, and again
 
     async def send(self, data: AsyncIterator[bytes], stall: float) -> None:
         """As :func:`peer.p2p.payload.send_parts`, the next payload. Returns when all its parts are asked for, or nearly
@@ -68,6 +72,8 @@ class OutgoingParts(Handover):
         """In the connection's thread, until the receiver needs no more. Raises ``OSError``, :class:`BadMessage` for
         what no receiver asks for, or the error of the transfer.
         """
+        with self.changed:
+            self._connections += 1
         while True:
             number, first = PART_REQUEST.unpack(connection.read(PART_REQUEST.size, LONGEST_REQUEST_PAUSE))
             if number == NO_MORE:
@@ -87,6 +93,7 @@ class OutgoingParts(Handover):
                 raise BadMessage("it has parts that were not sent")
             for old in range(self._first, first):
                 self._parts.pop(old, None)
+                self._given.discard(old)
             self._first = max(self._first, first)
             while number >= self._made:
                 if not self._payloads or number >= self._most:
@@ -99,4 +106,18 @@ class OutgoingParts(Handover):
             self.tell_loop()
             if number not in self._parts:
                 raise BadMessage("it asks again for a part that it has")
+            self._count(number, len(self._parts[number]))
             return self._parts[number]
+
+    def _count(self, number: int, size: int) -> None:
+        """Part ``number`` is given. An honest receiver asks for one again only when the connection is lost that had it
+        on its way, and each has a window of parts at most.
+        """
+        if number not in self._given:
+            self._given.add(number)
+            self._once += size
+            return
+        self._again += size
+        lost = self._connections - 1  # at most: one of them asks now
+        if self._again > lost * min(self._once, window(self._size) * self._size):
+            raise BadMessage("it asks again for more than its lost connections had asked for")

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import AsyncIterator
 from itertools import count as numbers
 from itertools import repeat
+from typing import Any
 
 import pytest
 
@@ -18,10 +19,12 @@ from peer.p2p.bulk.connection import BulkConnection
 from peer.p2p.bulk.growth import Growth
 from peer.p2p.bulk.offer import _Dialler
 from peer.p2p.bulk.payload_parts import PayloadParts, window
+from peer.p2p.bulk.receiving import PART_REQUEST
 from peer.p2p.bulk.secure import Credentials
+from peer.p2p.bulk.sending import OutgoingParts
 from peer.p2p.bulk.transfer import BulkTransfer, Role
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, receive_parts, send_parts
-from peer.p2p.stream import StreamLost
+from peer.p2p.stream import BadMessage, StreamLost
 from tests.unit.p2p.bulk.harness import PART, STALL, Sides, part, parts, receive, sides
 
 
@@ -92,6 +95,47 @@ def test_the_parts_of_a_lost_connection_go_over_another_one(role: Role, monkeypa
             assert unanswered
 
     asyncio.run(talk())
+
+
+class Asking:
+    """A connection that asks for the first part, ``times`` over, and is lost then."""
+
+    def __init__(self, times: int) -> None:
+        self.given, self._left = 0, times
+
+    def read(self, count: int, timeout: float) -> bytes:
+        if not self._left:
+            raise ConnectionResetError("lost")
+        self._left -= 1
+        return PART_REQUEST.pack(0, 0)
+
+    def write_part(self, data: bytes, timeout: float) -> None:
+        self.given += 1
+
+    def write(self, data: bytes, timeout: float) -> None:
+        pass
+
+
+def test_a_part_is_sent_again_only_after_a_connection_was_lost() -> None:
+    """One request for a state made its donor upload without end, a part for each 8 bytes."""
+
+    async def talk() -> None:
+        outgoing = OutgoingParts(asyncio.get_running_loop())
+        send = asyncio.ensure_future(outgoing.send(parts(20), STALL))
+
+        async def given(times: int, ends: type[Exception]) -> int:
+            connection: Any = Asking(times)
+            with pytest.raises(ends):
+                await asyncio.to_thread(outgoing.serve, connection)
+            return int(connection.given)
+
+        assert await given(1, ConnectionResetError) == 1
+        assert await given(1, ConnectionResetError) == 1, "the first one was lost"
+        assert await given(1000, BadMessage) == 1, "two were lost"
+        assert [await given(1000, BadMessage) for _ in range(5)] == [0] * 5
+        send.cancel()
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
 
 
 def test_when_all_are_lost_new_ones_are_made_or_both_sides_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
