@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
@@ -56,7 +56,7 @@ class Node(LoopThread):
         self._bulk = BulkPort(self.proven, self.spawn)
         bandwidth = Bandwidth.of(settings.max_upload, settings.max_download)
         self._stream = partial(Stream, bandwidth=bandwidth, bulk_port=self._bulk)
-        self._streams: WeakSet[Stream] = WeakSet()
+        self._streams: WeakKeyDictionary[Stream, None] = WeakKeyDictionary()  # a set that keeps the order
         self._openings = Spending(STREAM_OPENINGS, self.proven)
         self._places: dict[Limit, Places] = {}
         self._gate = Gate(authority.admission) if authority else None
@@ -92,8 +92,9 @@ class Node(LoopThread):
             decides = settings.reach == "auto" and bool(settings.initial_peers) and not settings.announce
             self.spawn(self.own.watch(decides, partial(become_client, self.dht)))
         self.spawn(keep_in_touch(self.p2p, self.dht, settings.initial_peers, self._given_silence))
-        if self._authority is not None:
-            self.spawn(keep_revocations(self.dht, self._authority.admission))
+        if self._gate is not None:
+            look_again = partial(self._gate.look_again, self._streams)
+            self.spawn(keep_revocations(self.dht, self._gate.admission, look_again))
 
     def listen(self, reach: Reachability, port: int | None = None) -> None:
         """Start the p2p daemon; ``port`` replaces that of the settings."""
@@ -194,7 +195,7 @@ class Node(LoopThread):
 
     def _tracked(self, reader: Any, writer: Any, remote: str, origin: Any, *, initiator: bool) -> Stream:
         stream = self._stream(reader, writer, remote, initiator, str(origin), hang_up=partial(self.hang_up, remote))
-        self._streams.add(stream)
+        self._streams[stream] = None
         return stream
 
     def hears(self, peer_id: str) -> bool:

@@ -8,6 +8,7 @@ members read it, and each of them keeps it alive.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,10 @@ def _certificate(text: str) -> Certificate | None:
         return None
 
 
-async def keep_revocations(dht: Any, admission: Admission) -> None:
-    """Read and store the list every :data:`REVOCATIONS_PERIOD` seconds, until cancelled. ``dht``: hivemind's node."""
+async def keep_revocations(dht: Any, admission: Admission, then: Callable[[], None]) -> None:
+    """Read and store the list every :data:`REVOCATIONS_PERIOD` seconds, and call ``then``, until cancelled: the list
+    may be another one, or an invitation may have expired. ``dht``: hivemind's node.
+    """
     stored = 0
     while True:
         before = admission.revocations.number
@@ -90,6 +93,7 @@ async def keep_revocations(dht: Any, admission: Admission) -> None:
             log.debug("no revocations: %s", one_line(error))
         if admission.revocations.number > before:
             log.info("revoked: %s", fields(peers=len(admission.revocations.peer_ids)))
+        then()
         await asyncio.sleep(REVOCATIONS_PERIOD)
 
 

@@ -17,8 +17,9 @@ from peer.p2p.reachability.reservations import UNUSED_SECONDS
 from peer.p2p.stream import Stream
 from peer.telemetry.run_log import Row
 from tests.simulated.cases.test_pairing import machine
+from tests.simulated.checks.conduct import GOODBYE
 from tests.simulated.harm.bad_relays import RELAY_LIES
-from tests.simulated.scenario import Fault, Kind, Scenario
+from tests.simulated.scenario import CALM, Fault, Kind, Scenario
 from tests.simulated.world import World, in_a_folder
 
 PACE = 0.3  # seconds of an inner step: nobody makes one in less time
@@ -90,6 +91,34 @@ def test_more_pairs_than_a_relay_has_circuits_meet_through_it(kind: Kind, monkey
         merges = [(name, row["partner"]) for name, peer in hidden.items() for row in world.rounds(peer)]
         met = {frozenset(pair) for pair in merges if pair[1] in hidden}
         assert len(met) == 10
+
+
+@pytest.mark.parametrize("kind", ["revoke", "expire"])
+@pytest.mark.parametrize("ended", ["the holder's", "the relay's"])
+def test_a_reservation_ends_with_an_invitation(kind: str, ended: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was checked when its stream opened: a member was reached through relays for ever after its invitation."""
+
+    async def asks_nobody(*_: object) -> None:
+        """Whose invitation has ended goes on, whatever an initial peer says of it."""
+
+    monkeypatch.setattr(node, "notice_of", asks_nobody)
+    at, who = 100.0, {"the relay's": "peer0", "the holder's": "peer2"}[ended]
+    fault = Fault(at, kind, (int(who[-1]),), 0.0, 0, stubborn=True)
+    scenario = replace(swarm(2, 2, seconds=at + GOODBYE + CALM, faults=(fault,)), invited=True)
+    held: list[set[tuple[str, str]]] = []  # relay and holder, by their names
+
+    def look() -> None:
+        names = {it.host.peer_id: it.name for it in world.peers} | {world.bootstrap.peer_id: "bootstrap"}
+        nodes = [world.bootstrap_node, *(it.trainer.member.node for it in world.peers if it.trainer is not None)]
+        held.append({(names[it.host.peer_id], names[holder]) for it in nodes for holder in it.reservations})
+
+    with in_a_folder(scenario) as world:
+        for second in (at, at + GOODBYE):
+            world.loop.call_later(second, look)
+        report = world.run()
+    assert not report.violations
+    whole = {(relay, holder) for relay in ("bootstrap", "peer0", "peer1") for holder in ("peer2", "peer3")}
+    assert held == [whole, {pair for pair in whole if who not in pair}]
 
 
 def told_late(monkeypatch: pytest.MonkeyPatch, **later: object) -> None:

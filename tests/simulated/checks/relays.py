@@ -31,7 +31,7 @@ class Relays:
 
     def check(self, peer: SimulatedPeer) -> None:
         """Once in each of its rounds."""
-        if not peer.host.nat:
+        if not peer.host.nat or peer.out < math.inf:  # no relay serves who is not invited any more
             return
         now = self._world.loop.time()
         if any(peer.host.peer_id in node.reservations for node in self._relays(peer, 0.0)):
