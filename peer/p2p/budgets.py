@@ -39,7 +39,7 @@ DHT_BYTES = Rate(each=64 * 1024, all=2 * 1024 * 1024, burst=10)  # of requests a
 RECORDS = Limit(each=32, all=16_384)  # that a node keeps: at most 48 MiB
 STREAMS = Limit(each=32, all=384)  # a stream is an open file
 STREAM_OPENINGS = Rate(each=20, all=200, burst=10)
-RESERVATIONS = 128  # of peers behind NAT at a relay, one for each
+RESERVATIONS = 128  # of peers behind NAT at a relay that are not proven, one for each
 RESERVATION_STREAMS = Limit(each=2, all=160)  # one may hang, and who finds no place is told so
 CIRCUITS = Limit(each=32, all=256)  # through a relay; unused ones make room for new ones
 HOPS = Limit(each=40, all=320)  # some are ending, and who finds no room is told so

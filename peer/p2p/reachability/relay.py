@@ -93,7 +93,7 @@ class Relay:
         holder = stream.remote
         try:
             await stream.receive(Reserve, MESSAGE_TIMEOUT)
-            if holder not in self._slots and len(self._slots) >= RESERVATIONS:
+            if holder not in self._slots and not self._has_place(holder):
                 await stream.send_last(FULL, MESSAGE_TIMEOUT)
                 return
             self._slots[holder] = stream  # a later stream of the same peer replaces one that hangs
@@ -108,6 +108,10 @@ class Relay:
                 del self._slots[holder]
                 log.debug("a reservation has ended: %s", fields(peer=holder[-6:], slots=len(self._slots)))
             stream.close()
+
+    def _has_place(self, holder: str) -> bool:
+        """Those that are proven take no place from others, and others none from them."""
+        return holder in self._proven or sum(it not in self._proven for it in self._slots) < RESERVATIONS
 
     async def hop(self, stream: Stream) -> None:
         """Handler of :data:`circuit_messages.HOP`: a caller asks for one of the holders."""

@@ -281,6 +281,32 @@ def test_circuits_and_slots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     in_virtual_time(talk())
 
 
+def test_no_crowd_of_new_ids_takes_the_places_of_the_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 of them had all reservations of a relay, and a member behind a NAT got none."""
+    monkeypatch.setattr(relay, "RESERVATIONS", 1)
+
+    async def talk() -> list[bool]:
+        network = Network()
+        for peer_id in ("old", "older"):
+            network.proven.add(peer_id)
+        granted = [await gets_a_place(network, it) for it in ("old", "new", "newer", "older", "newest", "new")]
+        assert set(network.relay._slots) == {"old", "new", "older"}
+        return granted
+
+    assert in_virtual_time(talk()) == [True, True, False, True, False, True]
+
+
+async def gets_a_place(network: Network, holder: str) -> bool:
+    near, far = await pair("relay", holder)
+    network.tasks.append(asyncio.ensure_future(network.relay.hold(far)))
+    await near.send(relay.Reserve(), 1)
+    try:
+        await near.receive(relay.Granted, 1)
+    except StreamLost:
+        return False
+    return True
+
+
 def test_the_circuit_that_is_unused_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """libp2p keeps a connection that nobody uses, with a few bytes every 30 s."""
     monkeypatch.setattr(relay, "CIRCUITS", Limit(each=32, all=2))
