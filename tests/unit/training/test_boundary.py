@@ -103,7 +103,7 @@ class Exchange:
         self.groups: list[Group] = []
         self._outcomes = list(outcomes)
 
-    def start(self, pace: float, meet: Callable[[], Group]) -> Mailbox:
+    def start(self, meet: Callable[[], Group]) -> Mailbox:
         self.groups.append(meet())
         self.mailboxes.append(self._mailbox(parts.peer_state().outer.slow.numel))
         return self.mailboxes[-1]
