@@ -80,7 +80,7 @@ class OuterLoop:
                 resources, node, self._state, total=self._total, tokens_per_step=lambda: self._account.tokens_per_step
             )
             stack.callback(self._member.close)
-            self._member.join(same_seed=False)  # a program has its own
+            self._member.join()
             self._length, self._boundary = self._member.phase_length, self._member.boundary()
             self._training = stack.enter_context(ExitStack())  # the phase "inner" while the program trains
             self._phase.lap()

@@ -80,18 +80,21 @@ class Membership:
         )
         self._stack.callback(self.presence.leave)
 
-    def join(self, resume: Callable[[], None] = lambda: None, *, same_seed: bool = True) -> None:
+    def join(self, resume: Callable[[], None] | None = None) -> None:
         """Enter the swarm with the newest state: this peer's own, which ``resume`` restores, or a member's.
 
-        ``same_seed``: as in :func:`peer.training.catch_up.catch_up`.
+        ``None``: a program's own loop, which has a seed of its own and may restore a state later (:meth:`rejoin`). Its
+        rows remain until then, or until its first round repeats one.
         """
         own, presence, counters = self.resources.own, self.presence, self.state.counters
         reached = self.reporter.last_row()
         together = own.start_with > 1
         with self.resources.phase("join"):
-            resume()
-            self._catch_up(reached=reached, same_seed=same_seed)
-            self.reporter.rewind(counters.round, self.state.inner.step)
+            if resume is not None:
+                resume()
+            self._catch_up(reached=reached, same_seed=resume is not None)
+            if resume is not None:
+                self.reporter.rewind(counters.round, self.state.inner.step)
             presence.enter(self.state.snapshot, counters.round, waits=together)
             if together:
                 latest = presence.await_others(own.start_with, own.start_patience)

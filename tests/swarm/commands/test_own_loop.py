@@ -232,6 +232,12 @@ def test_it_resumes_from_its_own_checkpoint(scene: Scene, tmp_path: Path) -> Non
     *_, row = (json.loads(line) for line in (tmp_path / "one" / "rounds.jsonl").read_text().splitlines())
     assert (row["round"], row["tokens"]) == (2, 2 * 32 * H)
     assert row["first_train_loss"] == float(first.detach())  # not from the discarded steps
+    newest = outer.state_dict()
+    outer.close()
+    scene.addresses = ()
+    later = scene.start(again, "one")
+    later.load_state_dict(newest)  # only now the peer knows that it resumes
+    assert len(rows := (tmp_path / "one" / "rounds.jsonl").read_text().splitlines()) == 2, rows
     scene.addresses = ()  # alone: a member would have refused it before
     with pytest.raises(UserError, match="is of another run: run"):
         scene.start(Program(), "other", state=saved, tag="another run")
