@@ -13,8 +13,10 @@ from statistics import fmean
 from torch import Tensor
 
 from peer import clock
+from peer.errors import one_line
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
+from peer.logs import get_logger
 from peer.outer.noloco import NoLoCo
 from peer.outer.opening import PartOpening
 from peer.p2p.deadline import LEAVING_SECONDS
@@ -23,6 +25,8 @@ from peer.rounds.types import Group, Outcome, Reason
 from peer.telemetry.report import BoundaryReport
 from peer.training.boundaries.boundary import Boundary
 from peer.training.boundaries.rollback import Trial
+
+log = get_logger("boundary")
 
 LOOK_SECONDS = 0.05  # seconds between two checks of a swap at the end of the run
 
@@ -118,12 +122,16 @@ class Overlapped(Boundary):
     def _drop(self, swap: RunningSwap) -> None:
         """Forget an abandoned swap once it has ended, or ask it to end: it cannot before it has met its partner."""
         swap.mailbox.take_corrections()
-        result = swap.mailbox.result()
-        if result is None:
-            swap.mailbox.cancel()
-            return
+        try:
+            result = swap.mailbox.result()
+        except Exception as error:  # noqa: BLE001 - it is no error of the state that has replaced that one
+            log.warning("a swap that was given up has failed: %s: %s", type(error).__name__, one_line(error))
+        else:
+            if result is None:
+                swap.mailbox.cancel()
+                return
+            self.presence.ended(result)
         self._swap = None
-        self.presence.ended(result)
         self.context.progress.swap_took(0.0)  # its time says nothing of the next one's
 
     def _launch(self) -> None:

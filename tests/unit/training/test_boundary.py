@@ -258,6 +258,28 @@ def test_a_swap_that_does_not_end_in_time_is_given_up_later(scene: Scene, monkey
     assert len(scene.presence.ended_rounds) == 1 and torch.equal(scene.state.outer.slow.phi, before)
 
 
+class Failed(Mailbox):
+    """Its helper thread has failed."""
+
+    def result(self) -> Averaged | None:
+        raise RuntimeError("a defect")
+
+
+def test_the_error_of_a_swap_that_is_given_up_is_raised_no_more(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """Each call that restored a state raised it again, so a program could not go on without a new process."""
+    exchange = Exchange(mailbox=Failed)
+    boundary = overlapped(scene, exchange)
+    assert boundary.cross(scene.train())
+    with pytest.raises(RuntimeError, match="a defect"):
+        boundary.between_steps()
+    boundary.abandon()
+    assert [it.getMessage() for it in caplog.records] == ["a swap that was given up has failed: RuntimeError: a defect"]
+    assert boundary.cross(scene.train())
+    with pytest.raises(RuntimeError, match="a defect"):
+        boundary.between_steps()
+    assert len(exchange.mailboxes) == 2  # the next one begins as any other
+
+
 def test_no_look_at_a_swap_waits_for_the_accelerator(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor afterwards: the parts that are left are opened as their copies arrive, and then the swap is over."""
     exchange, waits = Exchange(mailbox=Asking), 0
