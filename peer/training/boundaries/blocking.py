@@ -74,6 +74,11 @@ class Blocking(Boundary):
         self.report(self.reached(inner), averaged)
         return True
 
+    def abandon(self) -> None:
+        """Forget the change whose verdict was lost, too: the state that replaces this one does not have it."""
+        super().abandon()
+        self._unheard = None
+
     def finish(self) -> None:
         """As in pairs; and a peer that has lost the last round takes what the group has: no boundary follows."""
         super().finish()

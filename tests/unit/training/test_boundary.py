@@ -524,6 +524,19 @@ def test_a_change_whose_verdict_was_lost_is_kept_only_if_the_group_has_not_used_
     torch.testing.assert_close(theta(scene.state) - scene.state.outer.slow.phi, kept, rtol=0, atol=1e-6)
 
 
+def test_a_state_that_a_program_restores_does_not_have_a_change_whose_verdict_was_lost(scene: Scene) -> None:
+    """The change was subtracted from it when the group had used that round."""
+    phi = scene.state.outer.slow.phi.clone()
+    boundary = Blocking(*scene.parts(), Exchange())
+    boundary._note_unheard(Averaged(torch.ones_like(phi), Outcome.TIMEOUT, partners=("a", "b"), unheard="digest"))
+    boundary.abandon()
+    presence: Any = scene.presence
+    theirs = State(9, 1, [phi + 1, torch.zeros_like(phi)], lineage=Lineage().after("digest", 3))
+    presence.state_of = lambda donor, room: theirs
+    boundary.caught_up(Seat("a", "peer-a"))
+    assert torch.equal(theta(scene.state), theirs.vectors[0])
+
+
 @pytest.mark.parametrize(("outcome", "rounds"), [(Outcome.ALONE, 0), (Outcome.MERGED, 0), (Outcome.TIMEOUT, 1)])
 def test_a_lost_verdict_is_forgotten_when_its_change_is_used_or_no_longer_held(
     scene: Scene, outcome: Outcome, rounds: int
