@@ -28,15 +28,9 @@ from peer.api.account import Round, StepAccount, one_number, token_count
 from peer.api.config import OwnConfig, of_keywords, resolve, settings_of
 from peer.api.shared import of_swarm
 from peer.api.state import OwnState
-from peer.api.weights import (
-    optimizers_of,
-    require_finite,
-    require_no_masters,
-    require_same,
-    require_trains,
-    trained,
-)
+from peer.api.weights import optimizers_of, require_finite, require_no_masters, require_same, require_trains, trained
 from peer.config.digest import canonical
+from peer.device.accelerator import without_autocast
 from peer.errors import RunError
 from peer.outer.method import outer_method
 from peer.outer.slow_weights import SlowWeights
@@ -54,6 +48,7 @@ INTERRUPTED = "OuterLoop: its last step did not end; start a new one, with the s
 class OuterLoop:
     """One member of a swarm. :meth:`start` makes it, the training thread uses it, :meth:`close` ends it."""
 
+    @without_autocast()
     def __init__(
         self, model: nn.Module, config: OwnConfig, optimizers: tuple[torch.optim.Optimizer, ...], state: Any
     ) -> None:
@@ -124,6 +119,7 @@ class OuterLoop:
         optimizers = optimizers_of(optimizer)
         return cls(model, resolve(config, {**given, **settings_of(settings)}, ask=of_swarm), optimizers, state)
 
+    @without_autocast()
     def step(self, tokens: int | Tensor = 1, loss: float | Tensor | None = None) -> Round | None:
         """The optimizer has made a step on ``tokens`` tokens. Every H-th call is a boundary and takes the outer step.
 
@@ -158,6 +154,7 @@ class OuterLoop:
             self.close()
         return self.last if self.ended else None
 
+    @without_autocast()
     def close(self) -> None:
         """Wait for a running swap and leave the swarm. The model keeps its weights. A second call does nothing."""
         if self._stop.requested or os.getpid() != self._process:  # a forked data loader is not the peer
@@ -251,6 +248,7 @@ class OuterLoop:
         self._member.reporter.saved()
         return self._state.state_dict()
 
+    @without_autocast()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state``; restore model and optimizer first. Better: ``start(..., state=state)``."""
         if self._stop.requested:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_type_hints
@@ -18,7 +19,11 @@ from torch import nn
 import peer
 from peer import logs
 from peer.api.loop import OuterLoop
+from peer.config.methods import DecoupledConfig
 from peer.errors import RunError, UserError
+from peer.outer.decoupled import Decoupled
+from peer.outer.slow_weights import SlowWeights
+from peer.rounds.contribution import SparseContribution
 
 NAMES = ("_state", "_boundary", "_training", "_account", "_member", "_length", "_phase", "_progress", "_stop", "_model")
 
@@ -181,6 +186,50 @@ def test_a_loop_that_was_closed_takes_neither_a_step_nor_a_state() -> None:
         with pytest.raises(RunError, match="it was closed; start a new one"):
             slip()
     assert not watched.mock_calls
+
+
+def restored(outer: OuterLoop) -> None:
+    outer.load_state_dict({})
+
+
+def started(outer: OuterLoop) -> None:
+    OuterLoop(nn.Linear(1, 1), Mock(), (), None)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("call", "where"),
+    [(OuterLoop.step, "between_steps"), (OuterLoop.close, "finish"), (restored, "abandon"), (started, "trained")],
+)
+def test_what_a_call_computes_is_outside_the_programs_autocast(
+    call: Callable[[OuterLoop], object], where: str, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoupled momentum was rounded to fp16 within an autocast to it, and ended in a traceback within one to bf16."""
+    method = Decoupled(SlowWeights([("weights", nn.Parameter(torch.eye(8)))]), DecoupledConfig(name="decoupled"))
+    method.momentum.copy_(torch.randn(64, generator=torch.Generator().manual_seed(0)))
+    wanted, found = method.contribution(), list[SparseContribution]()
+    outer, watched = watched_loop()
+    outer._leave, outer._process = watched.leave, os.getpid()  # type: ignore[method-assign]
+
+    def compute(*_: object) -> None:
+        found.append(method.contribution())
+        assert not torch.is_autocast_enabled("cuda")
+        if where == "trained":
+            raise UserError("enough")
+
+    getattr(watched._boundary, where).side_effect = compute
+    monkeypatch.setattr("peer.api.loop.trained", compute)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        with torch.autocast("cpu", dtype=kind), suppress(UserError):
+            call(outer)
+        assert torch.is_autocast_enabled("cuda")  # the program goes on with it
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    (contribution,) = found
+    assert torch.equal(contribution.positions, wanted.positions)
+    assert torch.equal(contribution.values, wanted.values)
 
 
 @pytest.mark.parametrize(
