@@ -24,12 +24,12 @@ from dht_bootstrap.targets import Networks, targets
 from dht_bootstrap.view import run_view
 from dht_bootstrap.watch import Watch
 from peer import __version__
-from peer.errors import RunError, UserError
+from peer.errors import RunError
 from peer.p2p.dial import count_peers
 from peer.p2p.node import Node
 from peer.swarm.directory.ended import ENDED_PROTOCOL
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
-from peer.telemetry.http_server import HttpAnswer, HttpServer, series_answer
+from peer.telemetry.http_server import HttpAnswer, HttpServer, cannot_listen, series_answer
 
 HEALTH_TIMEOUT = 3.0
 
@@ -75,9 +75,7 @@ class Monitor:
         try:
             self._server = HttpServer(host, port, self._answer)
         except OSError as error:
-            raise UserError(
-                f"port occupied: monitor {host}:{port}: {error.strerror}; choose another --http-port"
-            ) from None
+            raise cannot_listen(error, host, port, "--http-host", "--http-port") from None
         self.address = f"{host}:{self._server.server_port}"
 
     def watch(self) -> None:

@@ -4,6 +4,7 @@ hung up on, and few are served at once.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import socket
 import sys
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from peer import clock
+from peer.errors import UserError
 from peer.logs import get_logger
 
 log = get_logger("http")
@@ -43,6 +45,16 @@ class HttpAnswer(NamedTuple):
 def series_answer(registry: CollectorRegistry) -> HttpAnswer:
     """All series as Prometheus reads them."""
     return HttpAnswer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+
+
+def cannot_listen(error: OSError, host: str, port: int, host_key: str, port_key: str) -> UserError:
+    """What to tell of an error of :class:`HttpServer`; the keys are those by which the user chooses its place."""
+    place, choose = f"{host}:{port}: {error.strerror}", f"choose another {port_key}"
+    if error.errno == errno.EADDRINUSE:
+        return UserError(f"port occupied: {place}; {choose}")
+    if error.errno == errno.EACCES:  # ports below 1024 are those of root
+        return UserError(f"{port_key} {place}; {choose}")
+    return UserError(f"{host_key} {host}: {error.strerror}; it must be an address of this machine")
 
 
 class HttpServer(ThreadingHTTPServer):

@@ -14,8 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from peer import __version__, clock
-from peer.errors import UserError
-from peer.telemetry.http_server import HttpServer, series_answer
+from peer.telemetry.http_server import HttpServer, cannot_listen, series_answer
 from peer.telemetry.series import IDLE_PHASES, OF_PEER, PHASES, PREFIX, SECONDS, running
 
 METRICS_PORT = 9464
@@ -56,17 +55,13 @@ class Metrics(Collector):
 
         Without ``port``: the default port, or any free port when the default is taken.
         """
+        asked = METRICS_PORT if port is None else port
         try:
-            asked = METRICS_PORT if port is None else port
             server = HttpServer(host, asked, lambda _: series_answer(self.registry))
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                what = f"peer.metrics.host {host}: {error.strerror}; it must be an address of this machine"
-            elif port is None:
+            if port is None and error.errno == errno.EADDRINUSE:
                 return self.serve(host, 0)
-            else:
-                what = f"port occupied: peer.metrics {host}:{port}: {error.strerror}; choose another peer.metrics.port"
-            raise UserError(what) from None
+            raise cannot_listen(error, host, asked, "peer.metrics.host", "peer.metrics.port") from None
         return f"{host}:{server.server_port}", server.stop
 
 

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dht_bootstrap.history import KEPT_WHOLE, NAMED
 from dht_bootstrap.monitor import Monitor, json_answer
 from dht_bootstrap.watch import Watch
+from peer.errors import UserError
 from peer.swarm.directory.ended import ENDED_PEERS, ENDED_RUNS
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
@@ -72,6 +73,17 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield Site(monitor)
     finally:
         monitor.close()
+
+
+def test_where_it_cannot_listen_the_option_that_is_wrong_is_named() -> None:
+    """It called the port occupied, whatever was wrong."""
+    node: Any = SimpleNamespace()
+    with pytest.raises(UserError, match=r"^--http-host 192\.0\.2\.1: .*; it must be an address of this machine$"):
+        Monitor(node, "192.0.2.1", 0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UserError, match=rf"^port occupied: {place}: .*; choose another --http-port$"):
+            Monitor(node, "127.0.0.1", taken.getsockname()[1])
 
 
 def member(number: int, **changes: Any) -> MemberRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import urllib.request
@@ -133,6 +134,14 @@ def test_a_port_that_was_asked_for_and_is_taken_is_one_line() -> None:
         with pytest.raises(UserError, match="port occupied") as caught:
             Metrics().serve("127.0.0.1", taken.getsockname()[1])
     assert "\n" not in str(caught.value)
+
+
+def test_an_address_of_another_machine_is_one_line_and_a_port_of_root_is_one() -> None:
+    with pytest.raises(UserError, match=r"^peer\.metrics\.host 192\.0\.2\.1: .*; it must be an address of this machine$"):
+        Metrics().serve("192.0.2.1", None)
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    said = http_server.cannot_listen(denied, "127.0.0.1", 80, "--http-host", "--http-port")
+    assert str(said) == "--http-port 127.0.0.1:80: Permission denied; choose another --http-port"
 
 
 def test_with_no_port_asked_for_a_second_peer_finds_another_one() -> None:
