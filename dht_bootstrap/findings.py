@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dht_bootstrap.history import REFUSED_SECONDS, PeerHistory, RunHistory
 
 SEES = 0.6  # of the members: a peer that sees fewer may be cut off
-SETTLED_SECONDS = 60.0  # seconds after its start in which a peer may not know all members
+SETTLED_SECONDS = 60.0  # seconds after it has joined in which a peer may not know all members
 AHEAD, BEHIND = 1.5, 4.0  # seconds; hivemind refuses above 3, and a record is up to some seconds old
 SLOW_SHARE = 0.5  # of the median of the tokens a second
 OFTEN = 3  # refusals, as in the alert NolocoPeerRefused

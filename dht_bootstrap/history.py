@@ -131,17 +131,18 @@ class PeerHistory:
 
     def round_seconds(self) -> float | None:
         """Mean length of its last rounds, without the present one, which may never end. Until this node has seen two
-        rounds begin it is the mean time between merges, or ``None`` if the peer has merged fewer than two times.
+        rounds begin it is the mean time between merges, or ``None`` if the peer has merged fewer than two times, or if
+        it has taken a member's state since, for longer than it had trained.
         """
         if len(self._rounds) > 1:
             return (self._rounds[-1] - self._rounds[0]) / (len(self._rounds) - 1)
         report = self.record.report
-        if report.merged_ago is None or report.merges < 2:
+        if report.merged_ago is None or report.merges < 2 or report.merged_ago > report.seconds:
             return None
         return (report.seconds - report.merged_ago) / report.merges
 
     def unmerged_seconds(self, now: float) -> float:
-        """Since its last merge; before the first, since the start of its process. Without pauses."""
+        """Since its last merge; before the first, since its process has joined. Without pauses."""
         ago = self.record.report.merged_ago
         return self.record.report.seconds if ago is None else ago + now - self.written
 

@@ -19,6 +19,7 @@ PREFIX = "noloco_"
 PHASES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join", "paused")
 IDLE_PHASES = ("match", "exchange")
 PAUSED = "paused"  # this phase is no time of training, neither idle nor other
+OUTSIDE_ROUNDS = ("join", PAUSED)
 STATES = ("waiting", "training", "paused", "left", "lost")
 SWARM_EVENTS = ("joined", "left", "lost")
 WARNINGS = ("split", "clock", "straggler", "refused", "config", "stuck", "name")
@@ -98,7 +99,7 @@ OF_PEER = (
 
 OF_BOOTSTRAP = (
     _of_each("idle_seconds_total", "counter", "Time that the peer has waited for partners and their tensors."),
-    _of_each("seconds_total", "counter", "Time that the peer has run, without pauses."),
+    _of_each("seconds_total", "counter", "Time that the peer has trained, without the phases join and paused."),
     _of_each("step", "gauge", "Inner steps of the swarm that the peer has reached."),
     _of_each("round", "gauge", "Rounds that the peer has reached."),
     _of_each("tokens_total", "counter", "Tokens that the peer has trained on."),

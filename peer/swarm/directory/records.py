@@ -47,7 +47,7 @@ class Report(Message):
     tokens: Count = 0
     train_loss: Loss | None = None
     val_loss: Loss | None = None
-    seconds: Duration = 0.0
+    seconds: Duration = 0.0  # in its rounds: who loads or takes the state of a member for long does not train yet
     idle_seconds: Duration = 0.0
     members: Count = 0  # live members that it sees, itself included
     partners: Annotated[tuple[Name, ...], Field(max_length=3)] = ()  # of its last merge; only some of a large group

@@ -170,6 +170,12 @@ def test_a_peer_is_stuck_after_some_of_its_rounds(merges: int) -> None:
     assert found is not None and longest < found <= longest + 5
 
 
+def test_of_who_was_away_for_longer_than_it_has_trained_the_length_of_a_round_is_not_known() -> None:
+    """It took another's state since its last merge; a bootstrap node that began then has seen none of its rounds."""
+    away = [entry("a", 300.0, merges=3, merged_ago=610.0), entry("b", 300.0), entry("c", 300.0)]
+    assert findings(seen((300.0, away))) == []
+
+
 def test_who_was_alone_has_as_long_to_merge_again_as_with_the_alert() -> None:
     found = first_stuck(lambda at: {"merges": 1, "merged_ago": at}, resting=range(100, 300))
     assert found == 295 + ALONE_GRACE + 5

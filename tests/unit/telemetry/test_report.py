@@ -41,6 +41,13 @@ def test_a_loss_that_no_record_can_have_is_left_out(tmp_path: Path) -> None:
     assert reporter.status(dict.fromkeys(PHASES, 0.0), 1).train_loss == 3.0
 
 
+def test_its_time_begins_when_it_has_joined(tmp_path: Path) -> None:
+    """A newcomer that loads and downloads for 20 minutes seemed to have merged with nobody for as long."""
+    spent = {**dict.fromkeys(PHASES, 0.0), "join": 1200.1, "paused": 3600.0, "inner": 8.0, "match": 1.0, "apply": 1.0}
+    said = Reporter(tmp_path, Metrics()).status(spent, 3)
+    assert (said.seconds, said.idle_seconds) == (10.0, 1.0)
+
+
 def inner_report(loss: float = 3.0, steps: int = 10) -> InnerReport:
     return InnerReport(steps, 64 * steps, loss, loss, grad_norm=1.5, learning_rate=1e-3, seconds=2.0, losses=steps)
 
