@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from peer import clock
 from peer.config.digest import digest_of
@@ -74,12 +74,15 @@ async def _ask(node: Node, run: str, digest: str, peer_id: str, addresses: Seque
     return said.run if fits else None
 
 
-def offered(own: MemberConfig, name: str | None = None, digest: str | None = None) -> OfferedRun | None:
+def offered(
+    own: MemberConfig, name: str | None = None, digest: str | None = None, joined: OfferedRun | None = None
+) -> OfferedRun | None:
     """Ask the swarm at ``own.initial_peers``; ``None`` when nobody trains there.
 
-    ``name`` of the run, if there may be several; ``digest``: the one to use, whatever most members have. Raises
-    :class:`UserError` and :class:`RunError`, each with one line that says what to do, :class:`NoMajority` among them.
-    From the main thread.
+    ``name`` of the run, if there may be several; ``digest``: the one to use, whatever most members have; ``joined``:
+    what this machine has joined there before, with this name and digest, for where the swarm gives no single answer.
+    Raises :class:`UserError` and :class:`RunError`, each with one line that says what to do, :class:`NoMajority` among
+    them. From the main thread.
     """
     settings = guest_settings(own.initial_peers, own.network.join_timeout)
     with guest_node(settings, own.invitation) as (node, _):
@@ -87,14 +90,18 @@ def offered(own: MemberConfig, name: str | None = None, digest: str | None = Non
         node.call(node.join(reached, client=True), GUEST_TIMEOUT)
         runs = {name: present_members(node, name)} if name else _runs(node)
         runs = {run: records for run, records in runs.items() if records}
-        if len(runs) > 1:
-            listed = ", ".join(f"{run} ({_count(records)})" for run, records in sorted(runs.items()))
-            raise UserError(
-                f"several runs are trained there: {listed}; choose one with --run NAME, or run=NAME in a program"
-            )
-        for run, records in runs.items():
-            return _from_swarm(node, run, records, digest, reached)
-    return None
+        run = _chosen(runs, joined)
+        return None if run is None else _from_swarm(node, run, runs[run], digest, reached, joined)
+
+
+def _chosen(runs: Mapping[str, Sequence[MemberRecord]], joined: OfferedRun | None) -> str | None:
+    """The run to ask for. Of several it is that of ``joined``, and ``None`` where nobody trains that one."""
+    if len(runs) < 2:
+        return next(iter(runs), None)
+    if joined is not None:
+        return joined.name if joined.name in runs else None
+    listed = ", ".join(f"{run} ({_count(records)})" for run, records in sorted(runs.items()))
+    raise UserError(f"several runs are trained there: {listed}; choose one with --run NAME, or run=NAME in a program")
 
 
 def _runs(node: Node) -> dict[str, list[MemberRecord]]:
@@ -109,16 +116,23 @@ def _runs(node: Node) -> dict[str, list[MemberRecord]]:
 
 
 def _from_swarm(
-    node: Node, run: str, records: Sequence[MemberRecord], wanted: str | None, reached: Sequence[str] = ()
+    node: Node,
+    run: str,
+    records: Sequence[MemberRecord],
+    wanted: str | None,
+    reached: Sequence[str] = (),
+    joined: OfferedRun | None = None,
 ) -> OfferedRun:
     """From members, or from the nodes at the initial peers that were ``reached``."""
     digest = wanted or most_common(records)
+    those = [record for record in records if record.config == digest]
+    if not those and joined is not None and joined.name == run:  # no majority, or nobody has the wanted one
+        return replace(joined, agreeing=sum(it.config == joined.digest for it in records), members=len(records))
     if digest is None:
         raise NoMajority(
             f"the members of {run} do not agree on a configuration: {_camps(records)}; ask one of them whom you trust, "
             "and choose with --digest"
         )
-    those = [record for record in records if record.config == digest]
     if not those:
         raise UserError(f"no member of {run} has the configuration {digest}: {_camps(records)}")
 

@@ -1,4 +1,5 @@
-"""The configuration of the last join, in ``<run.dir>/joined/<run>.json``: for a restart when nobody else trains.
+"""The configuration of the last join, in ``<run.dir>/joined/<run>.json``: for a restart when nobody else trains, and
+when the swarm gives no single answer.
 
 It is a file for ``--config`` too, with the addresses by which the swarm was joined.
 """

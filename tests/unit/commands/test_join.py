@@ -37,6 +37,7 @@ class Joining:
         self.said: list[str] = []
         self.digest = "d"
         self.asked: list[tuple[MemberConfig, str | None, str | None]] = []
+        self.joined: OfferedRun | None = None
 
     def __call__(
         self, run: RunConfig | None, *sets: str, addresses: Sequence[str] = (ADDRESS,), files: Sequence[Path] = ()
@@ -47,8 +48,9 @@ class Joining:
             self.digest = digest_of(canonical(run))
             offer = OfferedRun(run.name, self.digest, canonical(run), agreeing=2, members=3)
 
-        def offered(*asked: Any) -> OfferedRun | None:
+        def offered(*asked: Any, joined: OfferedRun | None) -> OfferedRun | None:
             self.asked.append(asked)
+            self.joined = joined
             return offer
 
         self._monkeypatch.setattr(configuration, "offered", offered)
@@ -97,8 +99,9 @@ def test_where_nobody_trains_the_first_peer_is_told_what_to_do(join: Joining) ->
 def test_a_restart_when_nobody_is_there_goes_on_with_the_last_configuration(join: Joining) -> None:
     """At the same address only, and after the same checks as of a swarm's."""
     run, elsewhere = config("run.name=wanted", "run.steps=7").run, "/ip4/127.0.0.1/tcp/2/p2p/QmB"
-    assert join(run).run.steps == 7
+    assert join(run).run.steps == 7 and join.joined is None
     again = join(None)
+    assert join.joined is not None and join.joined.text == canonical(run)  # it decides where there are several answers
     assert canonical(again.run) == canonical(run) and "of the last join" in join.said[-4]
     assert canonical(load(join.folder / "joined" / "wanted.json", environment={}).run) == canonical(run)
     with pytest.raises(RunError, match=r"nobody trains wanted"):
@@ -184,7 +187,7 @@ def test_a_place_as_a_tokenizer_is_asked_for(join: Joining) -> None:
 
 def test_the_text_of_another_run_is_refused(join: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
     text = canonical(RunConfig(name="b"))
-    monkeypatch.setattr(configuration, "offered", lambda *_: OfferedRun("a", digest_of(text), text, 1, 1))
+    monkeypatch.setattr(configuration, "offered", lambda *_, **__: OfferedRun("a", digest_of(text), text, 1, 1))
     with pytest.raises(UserError, match="the configuration of another run"):
         joining(JoinOptions([ADDRESS], [], [], None, None, None), print)
 

@@ -17,7 +17,7 @@ from peer.errors import RunError, UserError
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.stream import Refusal, Refused, Stream, StreamLost
-from peer.swarm.configuration import OFFER_TIMEOUT, NoMajority, _from_swarm, ask, most_common
+from peer.swarm.configuration import OFFER_TIMEOUT, NoMajority, OfferedRun, _chosen, _from_swarm, ask, most_common
 from peer.swarm.directory.records import MemberRecord
 from tests.unit.parts import member_record
 from tests.unit.virtual import stream_pair
@@ -96,6 +96,30 @@ def test_on_a_tie_a_person_chooses(thread: LoopThread) -> None:
         _from_swarm(node, "demo", records(DIGEST, OTHER_DIGEST), None)
     assert f"{DIGEST} (m0)" in str(error.value) and f"{OTHER_DIGEST} (m1)" in str(error.value) and node.asked == []
     assert _from_swarm(node, "demo", records(DIGEST, OTHER_DIGEST), OTHER_DIGEST).text == OTHER
+
+
+@pytest.mark.parametrize(("there", "agreeing"), [(DIGEST, 1), ("gone", 0)])
+def test_on_a_tie_a_restarted_machine_goes_on_with_its_own(there: str, agreeing: int, thread: LoopThread) -> None:
+    """Under systemd it was the end of the peer: exit code 2, as for a wrong configuration."""
+    joined = OfferedRun("demo", DIGEST, TEXT, agreeing=0, members=0)
+    node: Any = Swarm(thread, {})
+    offer = _from_swarm(node, "demo", records(there, OTHER_DIGEST), None, joined=joined)
+    assert offer == replace(joined, agreeing=agreeing, members=2)
+    assert _from_swarm(node, "demo", records("a", "b", "c"), DIGEST, joined=joined) == replace(joined, members=3)
+    with pytest.raises(NoMajority, match="--digest"):
+        _from_swarm(node, "demo", records(there, OTHER_DIGEST), None, joined=replace(joined, name="another"))
+    node = Swarm(thread, {"m0": honest(OTHER), "m1": honest(OTHER)})
+    assert _from_swarm(node, "demo", records(OTHER_DIGEST, OTHER_DIGEST), None, joined=joined).text == OTHER
+
+
+def test_of_several_runs_a_restarted_machine_goes_on_with_its_own() -> None:
+    runs = {"ours": records("a", "a"), "theirs": records("b")}
+    joined = OfferedRun("theirs", DIGEST, TEXT, agreeing=0, members=0)
+    with pytest.raises(UserError, match=r"ours \(2 peers\), theirs \(1 peer\); choose one with --run NAME"):
+        _chosen(runs, None)
+    assert _chosen(runs, joined) == "theirs"
+    assert _chosen(runs, replace(joined, name="gone")) is None  # as where nobody trains
+    assert _chosen({"ours": runs["ours"]}, joined) == "ours" and _chosen({}, joined) is None
 
 
 def test_a_digest_of_a_persons_own_counts_against_any_majority(thread: LoopThread) -> None:
