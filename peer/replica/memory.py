@@ -119,7 +119,7 @@ def room(needed: Memory, device: torch.device, ranks: int = 1) -> dict[str, tupl
     found = {} if device.type == "cpu" else {GPU_MEMORY: (needed.device_bytes, device_memory(device).free)}
     free = available_memory()
     if free is None and found and shares_host_memory(device):
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = machine_memory()
     return found if free is None else {**found, "memory": (host, free)}
 
 
@@ -140,12 +140,24 @@ def available_memory() -> int | None:
         free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         return None
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no cgroup, or "max"
+    limit, used = _of_container("memory.max"), _of_container("memory.current")
+    if limit is None or used is None:
         return free
     return min(free, max(0, limit - max(0, used - _inactive_file())))
+
+
+def machine_memory() -> int:
+    """Bytes of the host, used or free, within a container's limit."""
+    total, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _of_container("memory.max")
+    return total if limit is None else min(total, limit)
+
+
+def _of_container(name: str) -> int | None:
+    """Bytes; ``None`` without a cgroup, and for "max"."""
+    try:
+        return int(Path("/sys/fs/cgroup", name).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _inactive_file() -> int:

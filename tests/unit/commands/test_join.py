@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from peer.commands.join import configuration
+from peer.commands.join import configuration, micro_batch
 from peer.commands.join.configuration import JoinOptions, joining
 from peer.commands.join.micro_batch import fitting
 from peer.config.digest import canonical, digest_of
 from peer.config.load import load
 from peer.config.model import AutoModel
 from peer.config.schema import Config, MemberConfig, RunConfig
+from peer.device.memory import DeviceMemory
 from peer.errors import RunError, UserError
 from peer.replica import memory
 from peer.swarm.configuration import OfferedRun
+from tests.unit.device.doubles import plug_in
 
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/QmA"
 JSONL = "run.data={name: jsonl, train: [x], sequence_length: 16}"
@@ -213,9 +215,36 @@ def test_the_largest_divisor_that_fits_is_taken(size: int, found: int | None, mo
 
 def test_a_run_that_does_not_fit_needs_a_word_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 2**20)
-    with pytest.raises(UserError, match=r"does not fit this machine: .* needed, .* free.*--set peer.micro_batch=1"):
+    monkeypatch.setattr(memory, "machine_memory", lambda: 2**20)
+    said = r"does not fit this machine: .* needed, .* free; take a larger machine, .* --set peer.micro_batch=1"
+    with pytest.raises(UserError, match=said):
         fitting(config(BATCH, "peer.device=cpu"))
     assert fitting(config(BATCH, "peer.device=cpu", "peer.micro_batch=4")) == 4
+
+
+@pytest.mark.parametrize(("free", "total"), [(2**20, 1.01), (0.9, 1.01), (2**20, 0.99), (0.9, 0.99)])
+def test_memory_that_others_use_now_is_asked_for_again(
+    free: float, total: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a restart of a service: with exit code 2 it was not started again. Weights or one sequence are too much."""
+    least = need(1) / memory.TIGHT_SHARE
+    monkeypatch.setattr(memory, "available_memory", lambda: int(free if free > 1 else free * least))
+    monkeypatch.setattr(memory, "machine_memory", lambda: int(total * least))
+    with pytest.raises((RunError, UserError)) as error:
+        fitting(config(BATCH, "peer.device=cpu"))
+    assert error.type is (RunError if total > 1 else UserError)
+    assert ("end other programs" in str(error.value)) is (total > 1)
+
+
+def test_memory_of_a_gpu_that_others_use_now_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(monkeypatch, "cuda")
+    asked = config(BATCH, "peer.device=cuda")
+    for total, kind in ((2**36, RunError), (2**21, UserError)):
+        found = DeviceMemory("GPU", total, 2**20)
+        for module in (memory, micro_batch):
+            monkeypatch.setattr(module, "device_memory", lambda _, found=found: found)
+        with pytest.raises(kind, match=r"GiB of GPU memory needed, 0\.00 GiB free"):
+            fitting(asked)
 
 
 def test_a_model_of_any_size_is_refused_by_its_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from peer.data import corpus
 from peer.process import LoopContext
 from peer.replica import memory, model
 from peer.replica.inner_loop import mean_loss
-from peer.replica.memory import _Ledger, available_memory, estimate, room, step_bytes, swap_bytes
+from peer.replica.memory import _Ledger, available_memory, estimate, machine_memory, room, step_bytes, swap_bytes
 from peer.replica.offload import HostCopies
 from peer.replica.optimizer import hidden_matrices
 from peer.rounds.contribution import PART
@@ -234,6 +234,11 @@ def test_in_a_container_clean_page_cache_counts_as_free(
         return text
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    found = available_memory()
+    found, whole = available_memory(), machine_memory()
     monkeypatch.undo()
-    assert found == free
+    assert (found, whole) == (free, 32_000)
+
+
+def test_without_a_container_the_memory_is_the_whole_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "max\n")
+    assert machine_memory() == psutil.virtual_memory().total

@@ -137,7 +137,8 @@ def test_a_port_that_was_asked_for_and_is_taken_is_one_line() -> None:
 
 
 def test_an_address_of_another_machine_is_one_line_and_a_port_of_root_is_one() -> None:
-    with pytest.raises(UserError, match=r"^peer\.metrics\.host 192\.0\.2\.1: .*; it must be an address of this machine$"):
+    other = r"^peer\.metrics\.host 192\.0\.2\.1: .*; it must be an address of this machine$"
+    with pytest.raises(UserError, match=other):
         Metrics().serve("192.0.2.1", None)
     denied = PermissionError(errno.EACCES, "Permission denied")
     said = http_server.cannot_listen(denied, "127.0.0.1", 80, "--http-host", "--http-port")
