@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from peer.p2p.dht.search import FINGERPRINT_BYTES, KNOWN_RECORDS, NEIGHBOURS, SA
 from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, message_classes
 from peer.rounds.types import Newest
 
-KEYS = 8  # of one request; each counts as one
+KEYS = 8  # of one request; each counts as one, and as one more for so many records under it:
+PACKED_RECORDS = 32  # for an answer a node packs and reads all of them, also those that it leaves out in the end
 RECORDS_EACH = 64  # of one request
 KEY_RECORDS = 256  # that a node keeps under one key; a bucket of the directory has about 24
 KEY_RECORDS_EACH = 2  # of one author under one key: a new invitation is another subkey until the old record expires
@@ -80,8 +81,9 @@ class Requests:
     def check_request(self, request: Any, remote: PeerID) -> None:
         """Raises :class:`RefusedRequest`."""
         peer_id, keys = remote.to_base58(), request.keys if isinstance(request, FindRequest) else ()
-        counted = min(max(1, len(keys)), KEYS)  # one with more keys is refused, and has cost something all the same
-        if not self._requests.spend(peer_id, counted) or not self._bytes.spend(peer_id, request.ByteSize()):
+        # one with more keys is refused, and has cost something all the same
+        counted = sum(1 + self._kept.count(key) // PACKED_RECORDS for key in keys[:KEYS])
+        if not self._requests.spend(peer_id, max(1, counted)) or not self._bytes.spend(peer_id, request.ByteSize()):
             raise RefusedRequest("too many requests")
         if len(keys) > KEYS or len(set(keys)) < len(keys):
             raise RefusedRequest(f"at most {KEYS} keys, each once")
@@ -172,6 +174,11 @@ class _Kept:
         self._by_key.setdefault(key, {})[record] = latest
         return True
 
+    def count(self, key: bytes) -> int:
+        """Records under a key."""
+        self._prune()
+        return len(self._by_key.get(key, ()))
+
     def _prune(self) -> None:
         if clock.monotonic() < self._pruned + PRUNE_SECONDS:
             return
@@ -213,7 +220,7 @@ def fit(answer: FindResponse, room: float, proven: Proven) -> None:
             random.shuffle(rows)
             rows.sort(key=lambda row: owner_of_subkey(row[0]).peer_id not in proven)
             ends = accumulate((len(MSGPackSerializer.dumps(list(row))) for row in rows), initial=DICTIONARY_BYTES)
-            fitting = sum(end <= room for end in ends) - 1
+            fitting = sum(1 for _ in takewhile(room.__ge__, ends)) - 1
             _put(result, rows[: max(1, fitting)])
         room -= len(result.value)
 

@@ -26,10 +26,12 @@ from peer.p2p.dht.requests import (
     KEY_RECORDS,
     KEY_RECORDS_EACH,
     KEYS,
+    PACKED_RECORDS,
     READ_RECORDS,
     RefusedRequest,
     Requests,
     add_known,
+    fit,
     leave_out,
     place_of_node,
 )
@@ -195,6 +197,38 @@ def test_many_keys_are_many_requests_and_an_answer_counts_by_its_bytes(
             checks.count_answer(reply, two)
 
 
+def test_a_question_for_a_full_key_counts_as_many(
+    authors: Sequence[tuple[PeerID, Author]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its records are packed and read for the answer: one of 200 bytes for eight full keys took up to 30 ms of the
+    network thread, and 50 of them a second were within the budget.
+    """
+    now = [time.time()]
+    monkeypatch.setattr(requests.clock, "unix", lambda: now[0])
+    monkeypatch.setattr(requests.clock, "monotonic", lambda: now[0])
+    (_, author), (two, _) = authors
+    checks, burst = Requests(author, Proven()), int(DHT_REQUESTS.each * DHT_REQUESTS.burst)
+
+    def answered() -> int:
+        """How many such questions it may ask when it has asked nothing for a while."""
+        now[0] += DHT_REQUESTS.burst
+        for number in range(2 * burst):
+            try:
+                checks.check_request(FindRequest(keys=[KEY]), two)
+            except RefusedRequest:
+                return number
+        raise AssertionError("no end")
+
+    for number in range(PACKED_RECORDS - 1):
+        assert checks._kept.room(KEY, str(number), now[0] + 60)
+    assert answered() == burst, "few records, as a bucket of the directory has: it is one request"
+    for number in range(KEY_RECORDS):
+        checks._kept.room(KEY, str(number), now[0] + 60)
+    assert answered() == burst // (1 + KEY_RECORDS // PACKED_RECORDS)
+    now[0] += 60
+    assert answered() == burst, "they have expired"
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_dictionary_that_fails_when_it_is_used_is_no_answer(
     place: int, authors: Sequence[tuple[PeerID, Author]]
@@ -310,6 +344,15 @@ def test_of_many_keys_that_are_full_each_is_told_in_part(authors: Sequence[tuple
     reply = FindResponse(results=[full_key() for _ in range(KEYS)])
     Requests(author, Proven()).count_answer(reply, two)
     assert all(map(authors_in, reply.results)) and reply.ByteSize() < ANSWER_BYTES + KEYS * 4096
+
+
+def test_no_more_records_are_packed_than_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, dumps = list[Any](), MSGPackSerializer.dumps
+    reply = FindResponse(results=[full_key()])
+    monkeypatch.setattr(MSGPackSerializer, "dumps", lambda it: (packed.append(it), dumps(it))[1])
+    fit(reply, 10 * RECORD.size, Proven())
+    rows = [it for it in packed if isinstance(it, list) and len(it) == 3 and isinstance(it[0], str)]
+    assert 1 <= len(authors_in(reply.results[0])) < len(rows) <= 10
 
 
 def test_an_answer_that_is_refused_has_cost_what_was_left(
