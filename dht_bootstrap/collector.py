@@ -26,7 +26,7 @@ SeriesSample = tuple[str, tuple[str, ...], float]  # series, its labels' values,
 
 
 class SwarmCollector(Collector):
-    """Makes the series at every scrape."""
+    """Makes the series, for all who scrape between two looks at the directory (monitor.py)."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

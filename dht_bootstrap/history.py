@@ -177,15 +177,12 @@ class RunHistory:
     def see(self, entries: Mapping[str, Entry], now: float, room: int = NAMED) -> None:
         """The directory was read. At most ``room`` peers are followed: those known first, and the live ones."""
         self.unnamed = []
-        for peer_id, entry in entries.items():
+        telling = [(peer_id, entry) for peer_id, entry in entries.items() if self._follow(peer_id, entry, now, room)]
+        ids = self._ids()
+        for peer_id, entry in telling:
+            self._told_by(peer_id, entry, ids, now)
             if entry.record.state == "left":
-                if peer_id in self.live():
-                    self._told_by(self.peers[peer_id], entry, now)  # its last figures
                 self._gone(peer_id, "left", now)
-            elif entry.expires > now and (peer_id in self.peers or len(self.peers) < room):
-                self._here(peer_id, entry, now)
-            elif entry.expires > now:
-                self.unnamed.append(entry.record)
         for peer_id in self.live().keys() - entries.keys():
             self._gone(peer_id, "lost", now)
         self._count_refusals()
@@ -248,28 +245,36 @@ class RunHistory:
         believed = self.refusals() if told else {}
         self.refused.update(peer_id for peer_id in told if peer_id in believed)
 
-    def _here(self, peer_id: str, entry: Entry, now: float) -> None:
-        fresh = peer_id not in self.peers
-        peer = self.peers.setdefault(peer_id, PeerHistory(entry.record))
-        if not peer.live and entry.expires - LIFETIME <= peer.written:
-            return  # a record from before it left
-        if fresh or not peer.live:
-            peer.gone_as = ""
+    def _follow(self, peer_id: str, entry: Entry, now: float, room: int) -> bool:
+        """Is it a record of a live peer that is followed, perhaps from now on? One that has left tells its last
+        figures.
+        """
+        peer = self.peers.get(peer_id)
+        if entry.record.state == "left":
+            return peer is not None and peer.live
+        if entry.expires <= now:
+            return False
+        if peer is None and len(self.peers) >= room:
+            self.unnamed.append(entry.record)
+            return False
+        if peer is not None and not peer.live and entry.expires - LIFETIME <= peer.written:
+            return False  # a record from before it left
+        if peer is None or not peer.live:
+            self.peers.setdefault(peer_id, PeerHistory(entry.record)).gone_as = ""
             self._say("joined", entry.record, peer_id, now)
-        merges, ids = self._told_by(peer, entry, now), self._ids()
-        partners = [ids[name] for name in entry.record.report.partners if name in ids]
-        if merges and partners:
-            peer.partners.extend(partners)
-            self.meetings.extend((now, peer_id, partner) for partner in partners)
+        return True
 
-    def _told_by(self, peer: PeerHistory, entry: Entry, now: float) -> int:
-        """A record of a live peer was read; returns the number of merges since the one before."""
-        ids = self._ids()
+    def _told_by(self, peer_id: str, entry: Entry, ids: Mapping[str, str], now: float) -> None:
+        """A record of a live peer was read; ``ids``: of all live peers, by name."""
+        peer = self.peers[peer_id]
         for name, count in peer.fresh_refusals(entry.record.report).items():
             if name in ids and count:  # once, whatever number it says
                 self._refusals.append((now, ids[name], entry.record.peer_id))
                 self._told.append(ids[name])
-        return peer.see(entry, now)
+        partners = [ids[name] for name in entry.record.report.partners if name in ids]
+        if peer.see(entry, now) and partners:
+            peer.partners.extend(partners)
+            self.meetings.extend((now, peer_id, partner) for partner in partners)
 
     def _gone(self, peer_id: str, how: str, now: float) -> None:
         peer = self.peers.get(peer_id)

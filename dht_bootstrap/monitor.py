@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ from dht_bootstrap.contributors import Contributors
 from dht_bootstrap.history import RunHistory
 from dht_bootstrap.targets import Networks, targets
 from dht_bootstrap.view import run_view
-from dht_bootstrap.watch import Watch
+from dht_bootstrap.watch import READ_PERIOD, Watch
 from peer import __version__
 from peer.errors import RunError
 from peer.p2p.dial import count_peers
@@ -56,6 +57,24 @@ def _live_first(item: tuple[str, RunHistory]) -> tuple[bool, float, str]:
     return bool(item[1].ended_at), -item[1].ended_at, item[0]
 
 
+class SharedAnswer:
+    """One answer for all who ask until the directory was read again, or for as long as that usually takes. To make it
+    costs up to some tenths of a second with the lock of ``watch``, for which the node's network thread waits as well.
+    """
+
+    def __init__(self, watch: Watch, make: Callable[[], HttpAnswer]) -> None:
+        self._watch, self._make = watch, make
+        self._lock = threading.Lock()
+        self._last: tuple[int, float, HttpAnswer] | None = None  # after so many readings; when, monotonic
+
+    def __call__(self) -> HttpAnswer:
+        with self._lock:  # who asks meanwhile gets it too
+            read, now = self._watch.reads["ok"], time.monotonic()
+            if self._last is None or self._last[0] != read or now - self._last[1] > READ_PERIOD:
+                self._last = read, now, self._make()
+            return self._last[2]
+
+
 class Monitor:
     """Serves in threads of its own until closed. ``networks``: where Prometheus may be sent (targets.py)."""
 
@@ -68,9 +87,9 @@ class Monitor:
         registry.register(SwarmCollector(self._watch))
         self._routes: dict[str, Callable[[], HttpAnswer]] = {
             "/healthz": self._healthz,
-            "/targets": lambda: self._of_runs(lambda runs: targets(runs, networks)),
-            "/metrics": lambda: series_answer(registry),
-            "/swarm.json": lambda: self._of_runs(self._swarm),
+            "/targets": self._of_runs(lambda runs: targets(runs, networks)),
+            "/metrics": SharedAnswer(self._watch, lambda: series_answer(registry)),
+            "/swarm.json": self._of_runs(self._swarm),
         }
         try:
             self._server = HttpServer(host, port, self._answer)
@@ -109,12 +128,21 @@ class Monitor:
             return json_answer(503, {"status": "failing", "reason": self._node.failure or str(error)})
         return json_answer(200, {"status": "ok", "peer_id": self._node.peer_id, "connected_peers": peers})
 
-    def _of_runs(self, made: Callable[[dict[str, RunHistory]], object]) -> HttpAnswer:
-        if self._watch.failure:  # Prometheus keeps what it had; with an empty list it would forget all
-            return json_answer(503, {"error": self._watch.failure})
-        with self._watch.lock:
-            body = made(self._watch.runs)
-        return json_answer(200, body)
+    def _of_runs(self, view: Callable[[dict[str, RunHistory]], object]) -> Callable[[], HttpAnswer]:
+        """Answers with this ``view`` of them, while the directory can be read."""
+
+        def make() -> HttpAnswer:
+            with self._watch.lock:
+                body = view(self._watch.runs)
+            return json_answer(200, body)
+
+        shared = SharedAnswer(self._watch, make)
+
+        def answer() -> HttpAnswer:
+            failure = self._watch.failure  # Prometheus keeps what it had; with an empty list it would forget all
+            return json_answer(503, {"error": failure}) if failure else shared()
+
+        return answer
 
     def _swarm(self, runs: dict[str, RunHistory]) -> dict[str, Any]:
         watch, now = self._watch, time.time()

@@ -73,6 +73,7 @@ class Watch:
 
     def see(self, found: Mapping[str, Mapping[str, Entry]], now: float) -> None:
         """The directory was read; ``found``: by run and peer id. All live runs share the ``NAMED`` peers."""
+        self.reads["ok"] += 1
         for run in sorted(found.keys() | self.runs.keys()):
             history = self.runs.setdefault(run, RunHistory(now))
             others = sum(len(it.peers) for it in self.runs.values() if it is not history and not it.ended_at)
@@ -112,7 +113,6 @@ class Watch:
                 self.see(found, time.time())
             self._read_at = time.monotonic()
             self.read_seconds = self._read_at - began
-            self.reads["ok"] += 1
 
     def _cut_off(self, found: Mapping[str, Mapping[str, Entry]], *, alone: bool) -> bool:
         """Members are missing that have not left, and the other nodes have fallen silent."""

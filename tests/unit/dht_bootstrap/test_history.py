@@ -110,6 +110,20 @@ def test_a_run_that_seemed_to_end_comes_back_whole() -> None:
     assert len(run.peers) == ENDED_PEERS
 
 
+@pytest.mark.parametrize("order", ["abc", "cba"])
+def test_a_partner_that_is_seen_first_in_the_same_look_is_named(order: str) -> None:
+    looks = [(1.0, [entry("a", 1.0)]), (5.0, [entry(it, 5.0, merges=int(it == "a"), partners=("c",)) for it in order])]
+    assert [(it["a"], it["b"]) for it in run_view("demo", seen(*looks), NOW + 5)["meetings"]] == [("Qma", "Qmc")]
+
+
+def test_a_look_counts_the_names_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did so twice for each peer: half a million names of 512 peers, every two seconds, while all readers wait."""
+    counted, ids = list[RunHistory](), RunHistory._ids
+    monkeypatch.setattr(RunHistory, "_ids", lambda run: (counted.append(run), ids(run))[1])
+    seen(*((at, swarm(at, merges=int(at), partners=("a",))) for at in (1.0, 5.0)))
+    assert len(counted) == 2
+
+
 def test_a_merge_that_both_peers_report_counts_once() -> None:
     looks = []
     for count in range(4):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dht_bootstrap import monitor as monitoring
 from dht_bootstrap.history import KEPT_WHOLE, NAMED
 from dht_bootstrap.monitor import Monitor, json_answer
 from dht_bootstrap.watch import Watch
@@ -102,6 +103,25 @@ def test_few_are_served_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
         silent = [stack.enter_context(site.connect()) for _ in range(3)]
         assert silent[0].recv(1) == b""  # the oldest, long before its ten seconds are over
         assert site.json("/swarm.json")["runs"] == []
+
+
+def test_what_many_ask_for_is_made_once_between_two_readings(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty-two who asked for a swarm of 512 peers kept the lock, and so the node's network thread, for seconds."""
+    made, answers = list[str](), {"/swarm.json": "run_view", "/targets": "targets", "/metrics": "series_answer"}
+    for name in answers.values():
+        make = getattr(monitoring, name)
+        monkeypatch.setattr(monitoring, name, lambda *args, name=name, make=make: (made.append(name), make(*args))[1])
+    monkeypatch.setattr(monitoring, "READ_PERIOD", math.inf)
+    for at in (0.0, 2.0):
+        site.see({"run": entries([member(number) for number in range(3)], at)}, at)
+        for path, name in answers.items():
+            made.clear()
+            assert len({site.get(path) for _ in range(3)}) == 1 and made == [name], path
+    monkeypatch.setattr(monitoring, "READ_PERIOD", -1.0)  # the directory does not answer for long
+    made.clear()
+    for path in answers:
+        site.get(path)
+    assert made == list(answers.values())
 
 
 def test_what_a_peer_did_since_its_last_look_counts_when_it_leaves(site: Site) -> None:
