@@ -14,7 +14,9 @@ from peer.rounds.types import Count
 
 MAX_MEMBERS = 256  # of a group
 
-Root = Annotated[str, Field(max_length=32)]
+ROOT_BYTES = 8
+# of fresh weights (swarm/healing.py), in hex: the smallest one becomes everybody's, and has to fit into all records
+Root = Annotated[str, Field(pattern=rf"^[0-9a-f]{{0,{2 * ROOT_BYTES}}}$")]
 
 
 class Lineage(NamedTuple):

@@ -6,7 +6,7 @@ from secrets import token_hex
 
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
-from peer.rounds.state import State
+from peer.rounds.state import ROOT_BYTES, State
 from peer.rounds.types import Grouping
 from peer.swarm.healing import STALE_ROUNDS, Replacement
 from peer.swarm.presence import Presence
@@ -16,7 +16,6 @@ from peer.training.outer_state import OuterState
 from peer.training.validation import Validation
 
 log = get_logger("joining")
-ROOT_BYTES = 8
 LEARNED_RATIO = 0.98  # of the loss of a uniform guess: noise may be a little better
 DOUBTED = "they say a round that this peer cannot check; to take it, start this peer again: %s"
 DONORS = 3  # asked one after the other until one gives good weights

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from secrets import token_hex
 from types import SimpleNamespace
 
 import msgpack
@@ -22,14 +23,15 @@ from peer import __version__, clock
 from peer.p2p.dht.search import id_of
 from peer.p2p.stream import MESSAGE_CAP, Message
 from peer.rounds.progress import Progress
-from peer.rounds.state import MAX_MEMBERS
+from peer.rounds.state import MAX_MEMBERS, ROOT_BYTES
 from peer.rounds.types import NAME, Seat
 from peer.swarm.directory import reader, records
 from peer.swarm.directory.buckets import Bucket, bucket_of
 from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord, Report
 from peer.swarm.grouping.messages import LeaderNotice, Roster, fitting
-from peer.swarm.pairing.agreement import Meeting, Propose
+from peer.swarm.pairing.agreement import Accept, Meeting, Propose
+from peer.swarm.state_transfer.donor import StateHeader
 from tests.unit.virtual import run, stream_pair
 
 
@@ -75,7 +77,7 @@ ODD_NAMES = (
 def test_a_name_is_one_plain_word_in_every_message(name: str) -> None:
     """So that it can stand in a line, a label and a file name; the configuration allows no other."""
     said: list[tuple[type[Message], dict[str, object]]] = [
-        (MemberRecord, record().model_dump() | {"name": name}),
+        (MemberRecord, record(root="0").model_dump() | {"name": name}),
         (Report, {"partners": (name,)}),
         (Report, {"refused": ((name, 1),)}),
         (Propose, {"name": name, "round": 1, "eta": 1.0, "phase": 1.0}),
@@ -86,6 +88,23 @@ def test_a_name_is_one_plain_word_in_every_message(name: str) -> None:
         with pytest.raises(ValidationError, match="pattern"):
             kind.model_validate_json(text)
         kind.model_validate_json(text.replace(json.dumps(name), '"peer-1.A_b"'))
+
+
+@pytest.mark.parametrize("root", ["\0" * 16, "0" * 17, "0\n", "A", "-1", " "], ids=ascii)
+def test_a_root_is_as_one_that_a_peer_draws(root: str) -> None:
+    """The smallest one becomes everybody's: 32 zero bytes took 192 bytes of each record, so reports named nobody."""
+    said: list[tuple[type[Message], dict[str, object]]] = [
+        (MemberRecord, record().model_dump()),
+        (Propose, {"name": "a", "round": 1, "eta": 1.0, "phase": 1.0}),
+        (Accept, {"eta": 1.0}),
+        (StateHeader, {**dict.fromkeys(("step", "round", "phase_steps_done", "first"), 0), "lineage": ("", 0)}
+                      | {"vectors": 1, "numel": 1}),
+    ]  # fmt: skip
+    for kind, values in said:
+        for drawn in ("", token_hex(ROOT_BYTES)):
+            kind.model_validate_json(json.dumps(values | {"root": drawn}))
+        with pytest.raises(ValidationError, match="root"):
+            kind.model_validate_json(json.dumps(values | {"root": root}))
 
 
 @pytest.mark.parametrize("name", [*ODD_NAMES, 7, None])
