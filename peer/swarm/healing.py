@@ -4,7 +4,8 @@
 A mean with its own weights would set the swarm back, so it takes the swarm's weights before it meets a member. Other
 peers may have begun with it. Therefore fresh weights have a *root*: the peer that begins with them draws it at random
 and gives it to those that take its weights. Two peers that meet agree on the smaller of their roots, so a swarm soon
-has one, and both parts keep it after a split.
+has one, and both parts keep it after a split. A peer's former roots count as its own: its part may not know of the
+smaller one yet.
 
 *Divergence.* Two parts of a swarm may have weights that have nothing in common any more, after a long separation. A
 mean of two such models is a bad model, so each part refuses the other's contributions (exchange/guard.py). The smaller
@@ -37,6 +38,7 @@ STALE_ROUNDS = 2  # so few rounds behind, a peer keeps its own weights: a state 
 REMEMBERED_PARTNERS = 15  # as many as the guard
 MIN_DIVERGENT_SWAPS = 2  # without a merge between them, before a peer acts on them
 EARLIER_PARTNERS = 1000  # ids
+KEPT_ROOTS = 16
 FASTER = 2  # times its own pace, a peer believes, was that of the others since it began
 
 
@@ -85,13 +87,14 @@ class Origin:
     def __init__(self) -> None:
         self.root, self.since, self._step, self._time = "", 0, 0, clock.monotonic()
         self._alone = self._as_good = self._met = False
+        self._roots: tuple[str, ...] = (self.root,)  # that these weights had, and have: the newest last
 
     def note(self, *, alone: bool, taken: bool, round: int, step: int, root: str) -> None:
         """It has looked for others, and perhaps ``taken`` the weights of one. ``round`` and ``step``: its own, 0 when
         its weights are fresh.
         """
         self.root, self.since, self._alone, self._as_good, self._met = root, round, alone, False, taken
-        self._step, self._time = step, clock.monotonic()
+        self._step, self._time, self._roots = step, clock.monotonic(), (root,)
 
     def reach(self, round: int, step: int, inner_steps: int, phase_seconds: float | None) -> Reach:
         """Where this peer, now at ``round`` and ``step``, can be put by others: not back, and not beyond what they can
@@ -106,6 +109,8 @@ class Origin:
     def met(self, root: str) -> None:
         """It has met a peer with this root; their weights will be averaged."""
         self.root, self._alone, self._met = min(self.root or root, root or self.root), False, True
+        if self.root not in self._roots:
+            self._roots = (*self._roots, self.root)[-KEPT_ROOTS:]
 
     def is_as_good(self) -> None:
         """Weights that are rounds further are no better: both are averaged, as after a split."""
@@ -116,7 +121,7 @@ class Origin:
 
         A peer that has trained longer by itself has as much to give: then both are averaged, as after any split.
         """
-        apart = not self._as_good and (self._alone or root != self.root)
+        apart = not self._as_good and (self._alone or root not in self._roots)
         return apart and theirs - own > max(STALE_ROUNDS, own - self.since)
 
     def late_to(self, own: int, others: Sequence[Position]) -> bool:

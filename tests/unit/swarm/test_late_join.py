@@ -45,6 +45,17 @@ def test_halves_of_one_swarm_are_never_late(own: int, theirs: int) -> None:
     assert not alone.late(own, theirs, "a")
 
 
+@given(st.lists(st.sampled_from("0123456789abcdef"), min_size=1, max_size=30))
+def test_a_smaller_root_that_comes_late_sets_no_halves_apart(told: list[str]) -> None:
+    """A slow peer asked for a state again whenever somebody with a new smaller root had met it before the others."""
+    slow, roots = origin(10, root=told[0]), set[str]()
+    for root in told:
+        slow.met(root)
+        roots.add(slow.root)
+        assert not any(slow.late(10, 10 + STALE_ROUNDS + 1, it) for it in roots)
+    assert slow.late(10, 10 + STALE_ROUNDS + 1, "of others")
+
+
 @given(ROUNDS, ROUNDS, st.booleans(), ROOTS)
 def test_one_whose_weights_are_as_good_is_not_late_until_it_takes_others(
     own: int, theirs: int, alone: bool, root: str
