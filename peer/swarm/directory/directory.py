@@ -98,9 +98,9 @@ class Members:
         """The name in its record, or in the last one that was asked for here; else the name that it has ``said``, as a
         newcomer comes before its record, if no other member has it; else the end of its id.
         """
-        records = self._reader.known
-        if peer_id in records:
-            self._names[peer_id] = records[peer_id].record.name
+        known = self._reader.known.get(peer_id)  # one look-up: the network thread may drop it meanwhile
+        if known is not None:
+            self._names[peer_id] = known.record.name
         elif said and peer_id not in self._names and said not in self._all_names():
             return said
         return self._names.get(peer_id, peer_id[-6:])

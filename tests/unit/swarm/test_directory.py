@@ -15,6 +15,7 @@ from peer.p2p.node import RPC_TIMEOUT
 from peer.swarm.directory import records
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.duplicate_identity import DUPLICATE_LOOK, LOOK_PAUSE, duplicate_of
+from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, RUNS, MemberRecord
 from tests.unit.parts import member_record
 from tests.unit.virtual import run, took
@@ -71,6 +72,22 @@ def test_who_has_left_says_nothing_more(written: list[float], monkeypatch: pytes
     written.clear()
     asyncio.run(members._tell())
     assert not written
+
+
+def test_a_member_that_is_dropped_while_its_name_is_looked_up_costs_the_training_nothing() -> None:
+    """The network thread drops who does not answer: the training thread ended with a KeyError."""
+
+    class Shrinking(dict[str, Entry]):
+        """Has each entry until one asks whether it has it."""
+
+        def __contains__(self, peer_id: object) -> bool:
+            return self.pop(str(peer_id), None) is not None
+
+    node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", anchors=list, dht=None)
+    members = Members(node, "demo", lambda: member_record("QmA"))
+    record = member_record("QmB")
+    members._reader.known = Shrinking(QmB=Entry(record, clock.unix() + LIFETIME))
+    assert members.name_of("QmB") == record.name
 
 
 # -- another process with the same key
