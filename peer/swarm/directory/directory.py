@@ -26,7 +26,7 @@ log = get_logger("members")
 
 WAITING_SECONDS = 1.0  # the period while others are awaited; a newcomer's first one, then twice as long each time
 ROUNDS_UNSAID = 4  # rounds after which a record is written again: others compare their own with it (healing.py)
-STILL_SECONDS = 60.0  # in which this process did nothing
+STILL_SECONDS = 60.0  # in which this process did nothing; more than a look takes, which counts too
 MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner stays a candidate without a record
 KEPT_NAMES = 1000  # of partners, for reports
 
@@ -132,6 +132,7 @@ class Members:
     async def _keep_announcing(self) -> None:
         period = WAITING_SECONDS  # others may have come at the same moment
         while True:
+            slept = clock.unix()  # the other clock does not count a machine's sleep, which may begin within a look
             began, waits = clock.monotonic(), self._describe().state == "waiting"
             for work in (self._look, self._tell, self._get_to_know):
                 try:
@@ -139,7 +140,6 @@ class Members:
                 except Exception as error:  # noqa: BLE001 - hivemind raises many types; the next period may succeed
                     log.warning("the directory does not answer, trying again: %s", one_line(error))
             pause = max(0.5, period * random.uniform(0.8, 1.2) - (clock.monotonic() - began))
-            slept = clock.unix()  # the other clock does not count a machine's sleep
             await asyncio.sleep(pause)
             self._woken = self._woken or clock.unix() - slept > pause + STILL_SECONDS
             period = WAITING_SECONDS if waits else min(2 * period, records.ANNOUNCE_SECONDS)

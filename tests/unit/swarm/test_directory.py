@@ -13,7 +13,7 @@ from peer import clock
 from peer.p2p.dht import search
 from peer.p2p.node import RPC_TIMEOUT
 from peer.swarm.directory import records
-from peer.swarm.directory.directory import Members
+from peer.swarm.directory.directory import STILL_SECONDS, WAITING_SECONDS, Members
 from peer.swarm.directory.duplicate_identity import DUPLICATE_LOOK, LOOK_PAUSE, duplicate_of
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, RUNS, MemberRecord
@@ -88,6 +88,31 @@ def test_a_member_that_is_dropped_while_its_name_is_looked_up_costs_the_training
     record = member_record("QmB")
     members._reader.known = Shrinking(QmB=Entry(record, clock.unix() + LIFETIME))
     assert members.name_of("QmB") == record.name
+
+
+@pytest.mark.parametrize("seconds", [STILL_SECONDS / 2, 3600.0])
+def test_a_machine_that_falls_asleep_while_the_directory_is_read_has_slept(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the pause after the work was measured: the peer trained on with the learning rate of that time, alone."""
+
+    async def nothing() -> None: ...
+
+    async def one_period() -> bool:
+        node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", anchors=list, dht=None)
+        members, now = Members(node, "demo", lambda: member_record("QmA")), clock.unix
+
+        async def falls_asleep() -> None:
+            patched.setattr(clock, "unix", lambda: now() + seconds)
+
+        members._look, members._tell, members._get_to_know = falls_asleep, nothing, nothing  # type: ignore[method-assign]
+        with monkeypatch.context() as patched:
+            announcing = asyncio.ensure_future(members._keep_announcing())
+            await asyncio.sleep(2 * WAITING_SECONDS)
+            announcing.cancel()
+        return members.woken()
+
+    assert run(one_period()) == (seconds > STILL_SECONDS)
 
 
 # -- another process with the same key
