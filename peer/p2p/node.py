@@ -222,7 +222,7 @@ class Node(LoopThread):
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             remote = info.peer_id.to_base58()
             stream = self._tracked(reader, writer, remote, info.addr, initiator=False)
-            if not self._openings.spend(remote) or not places.take(remote, lambda: not stream.closed):
+            if not self._openings.spend(remote) or not places.take(remote, lambda: stream.holds_file):
                 stream.close()
                 return
             try:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
 MESSAGE_TIMEOUT = 5.0  # seconds for one message
 WRITE_CHUNK = 128 * 1024  # bytes for one deadline: on a slow line a whole part takes longer
+UNSENT_SECONDS = 25.0  # in which a stream that was closed sends the rest
 BAD_MESSAGE_CAP = 200  # characters that are said of a bad message: some of them are its sender's own
 _LENGTH_BYTES = 4
 
@@ -202,6 +203,11 @@ class Stream:
         """This side has closed it."""
         return self.writer.is_closing()
 
+    @property
+    def holds_file(self) -> bool:
+        """It is an open file: this side has not closed it, or the other side has not taken all that was written."""
+        return not self.closed or _unsent(self.writer) > 0
+
     async def until_closed(self, timeout: float) -> None:
         """Wait for the other side to close, so that our last bytes are not cut off by our own closing."""
         with contextlib.suppress(OSError):
@@ -216,6 +222,14 @@ class Stream:
         with contextlib.suppress(OSError, RuntimeError):
             _shut(self.writer)
             self.writer.close()
+            if _unsent(self.writer):
+                asyncio.get_running_loop().call_later(UNSENT_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        """The other side may never take what is left, and the file would stay open."""
+        if _unsent(self.writer):
+            self.writer.transport.abort()
+            _shut(self.writer)
 
     async def _through_gate(self) -> None:
         if self.gate is not None:
@@ -236,12 +250,17 @@ class Stream:
 Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]  # to a peer, by a protocol, at addresses
 
 
+def _unsent(writer: asyncio.StreamWriter) -> int:
+    """Bytes that wait until the other side takes more."""
+    return writer.transport.get_write_buffer_size() if isinstance(writer, asyncio.StreamWriter) else 0
+
+
 def _shut(writer: asyncio.StreamWriter) -> None:
     """Shut the socket down, of which a forked process (a data loader) may have a copy: its close alone ends nothing.
 
     Not while it has something to send: that goes out first.
     """
-    if isinstance(writer, asyncio.StreamWriter) and not writer.transport.get_write_buffer_size():
+    if isinstance(writer, asyncio.StreamWriter) and not _unsent(writer):
         with contextlib.suppress(OSError, TypeError):  # uvloop refuses it with a TypeError
             writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 

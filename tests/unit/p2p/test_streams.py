@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -14,12 +15,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer import clock
+from peer.p2p.budgets import STREAMS
+from peer.p2p.dial import parsed_id
 from peer.p2p.event_loop import LoopThread
+from peer.p2p.node import Node
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, fp32_parts, receive_fp32, send_parts
-from peer.p2p.stream import BAD_MESSAGE_CAP, MESSAGE_CAP, WRITE_CHUNK, BadMessage, Message, Stream, StreamLost
+from peer.p2p.settings import NodeSettings
+from peer.p2p.stream import (
+    BAD_MESSAGE_CAP,
+    MESSAGE_CAP,
+    UNSENT_SECONDS,
+    WRITE_CHUNK,
+    BadMessage,
+    Message,
+    Stream,
+    StreamLost,
+)
 from peer.rounds.contribution import Vector
 from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Propose
 from tests.unit.virtual import run, stream_pair, took
+
+ID = "QmYbAnMcVeRLg6kmQ1Z4XT2Q4aBH3VTsd3GRYc7HZoFSer"
 
 
 class Hello(Message):
@@ -177,6 +193,77 @@ def test_a_stream_ends_for_the_other_side_although_a_forked_process_has_a_copy_o
                 await two.receive(Hello, 30)
 
     asyncio.run(talk())
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["late", "never"])
+def test_a_closed_stream_gives_up_what_the_other_side_does_not_take(
+    reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file stayed open for as long as the other side liked. A forked process has a copy of it."""
+
+    async def talk() -> None:
+        loop, timers, complaints = asyncio.get_running_loop(), list[tuple[Any, ...]](), list[Any]()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        one, two = await stream_pair()
+        held = one.writer.get_extra_info("socket")
+        with contextlib.closing(held.dup()), monkeypatch.context() as patched:
+            one.writer.write(bytes(10**7))
+            patched.setattr(loop, "call_later", lambda *timer: timers.append(timer))
+            one.close()
+            patched.undo()
+            await asyncio.sleep(0)
+            assert one.closed and one.holds_file and held.fileno() >= 0
+            ((seconds, give_up),) = timers
+            assert seconds == UNSENT_SECONDS
+            if reads:
+                await two.read_into(memoryview(bytearray(10**7)), 30)
+            give_up()
+            await one.writer.wait_closed()
+            assert not one.holds_file and held.fileno() < 0
+            if not reads:
+                with pytest.raises(StreamLost):
+                    await two.read_into(memoryview(bytearray(10**7)), 30)
+        assert not complaints
+
+    asyncio.run(talk())
+
+
+def test_who_reads_nothing_holds_the_place_of_each_stream_until_its_file_is_closed() -> None:
+    """A handler ends and closes its stream: 40 places were given to an id that may have 32, and 40 files were open."""
+    handlers: list[Any] = []
+    kept: list[Stream] = []
+
+    async def add_binary_stream_handler(_: str, handle: Any) -> None:
+        handlers.append(handle)
+
+    async def answers(stream: Stream) -> None:
+        with contextlib.closing(stream):
+            kept.append(stream)
+            stream.writer.write(bytes(10**6))
+
+    async def calls(count: int) -> list[Stream]:
+        ends = []
+        for _ in range(count):
+            here, there = await stream_pair()
+            await handlers[0](SimpleNamespace(peer_id=parsed_id(ID), addr=""), here.reader, here.writer)
+            ends.append(there)
+        return ends
+
+    async def talk(node: Node) -> None:
+        await node.serve("p", answers)
+        ends = await calls(STREAMS.each + 1)
+        assert len(kept) == STREAMS.each
+        await ends[0].read_into(memoryview(bytearray(10**6)), 30)
+        await kept[0].writer.wait_closed()
+        await calls(2)
+        assert len(kept) == STREAMS.each + 1
+
+    node = Node(NodeSettings(None, "10.0.0.9", 0))
+    node._p2p = SimpleNamespace(add_binary_stream_handler=add_binary_stream_handler)  # type: ignore[assignment]
+    try:
+        node.call(talk(node), 120)
+    finally:
+        node.close()
 
 
 @settings(max_examples=150)
