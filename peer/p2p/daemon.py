@@ -6,6 +6,7 @@ ends it before the peer has left the swarm. p2pd ends by itself when this proces
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -14,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from queue import Empty, Queue
@@ -33,6 +34,8 @@ DAEMON_VARIABLES = ("PATH", "HOME", "TMPDIR", "GODEBUG", "GOGC", "GOMAXPROCS", "
 
 LINGERING = 10.0  # seconds: a p2pd ends after the peer that was killed, as a rule two seconds
 PORT_LOOK_SECONDS = 0.2
+QUESTION_SECONDS = 20.0  # between two questions whether it answers
+HUNG_SECONDS = 300.0  # without an answer, after which none is awaited: a busy machine takes far less
 
 
 class Daemon:
@@ -62,6 +65,7 @@ class Daemon:
         self._output: deque[str] = deque(maxlen=20)
         self._ready: Queue[bool] = Queue()
         self._process: subprocess.Popen[str] | None = None
+        self._hangs = False
         self._reader = threading.Thread(target=self._read, name="p2pd-output", daemon=True)
         try:
             load_or_create(self.key)
@@ -111,10 +115,22 @@ class Daemon:
 
     @property
     def failure(self) -> str:
-        """How it has died, in one line; empty while it runs."""
+        """How it has died, or that it hangs, in one line; empty while it works."""
         if self._process is not None and self._process.poll() is None:
-            return ""
+            hangs = f"the p2p daemon (pid {self.pid}) hangs: it gave no answer for {HUNG_SECONDS:.0f} s"
+            return hangs if self._hangs else ""
         return f"the p2p daemon (pid {self.pid}) has died: {self._output[-1] if self._output else 'no output'}"
+
+    async def watch(self, ask: Callable[[], Awaitable[object]]) -> None:
+        """``ask`` it for something now and then, until :attr:`failure`. The time of a freeze of ours does not count."""
+        while not self.failure:
+            for pause in clock.slices(HUNG_SECONDS, QUESTION_SECONDS):
+                await asyncio.sleep(pause)
+                with contextlib.suppress(Exception):  # hivemind raises many types
+                    await ask()
+                    break
+            else:
+                self._hangs = True
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the process and remove its sockets. Stopping twice is fine."""

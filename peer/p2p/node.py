@@ -108,6 +108,7 @@ class Node(LoopThread):
             timeout=settings.start_timeout,
         )
         self.call(self._attach(serves=not reach.relayed), settings.start_timeout)
+        self.spawn(self._daemon.watch(self.visible))
 
     def connect(self) -> list[str]:
         """The initial peers that answer; raises as :func:`connect_any`."""

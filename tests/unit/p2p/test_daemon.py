@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,9 +15,13 @@ import psutil
 import pytest
 
 from peer.errors import UserError
-from peer.p2p.daemon import LINGERING, Daemon
+from peer.p2p.daemon import HUNG_SECONDS, LINGERING, Daemon
 from peer.p2p.greeting import guest_node, guest_settings
+from peer.p2p.node import RPC_TIMEOUT, Node
+from peer.p2p.reachability.decide import Reachability
+from peer.p2p.settings import NodeSettings
 from tests.unit.p2p.reachability.test_dialback import listening_port
+from tests.unit.virtual import run
 
 
 @pytest.fixture
@@ -99,3 +106,54 @@ def test_one_that_is_killed_and_not_gone_in_time_is_no_error(daemon: Daemon, mon
     assert waited == [0.1, 0.1] and not Path(daemon.sockets).exists()
     psutil.wait_procs([process], timeout=30)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+# -- one that hangs
+
+
+def test_a_peer_whose_daemon_hangs_learns_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lived, so the peer trained alone to the end of the run, with exit code 0."""
+    monkeypatch.setattr("peer.p2p.daemon.QUESTION_SECONDS", 0.05)
+    monkeypatch.setattr("peer.p2p.daemon.HUNG_SECONDS", 0.1)
+    node = Node(NodeSettings(None, "127.0.0.1", 0))
+    try:
+        node.listen(Reachability())
+        assert node._daemon is not None
+        psutil.Process(node._daemon.pid).suspend()
+        monkeypatch.setattr("peer.p2p.node.RPC_TIMEOUT", 0.1)
+        node.call(_all_ended(node), 60)
+        assert re.fullmatch(rf"the p2p daemon \(pid {node._daemon.pid}\) hangs: .*", node.failure)
+    finally:
+        node.close()
+        node.kill()
+
+
+async def _all_ended(node: Node) -> None:
+    """What it does in the background."""
+    await asyncio.wait(node._tasks)
+
+
+@pytest.mark.parametrize(
+    ("answered", "freeze", "hangs"),
+    [(0, 0.0, True), (5, 0.0, False), (5, 3600.0, False)],
+    ids=["never", "late", "frozen"],
+)
+def test_a_daemon_hangs_when_it_answers_nothing_for_minutes(
+    daemon: Daemon, answered: int, freeze: float, hangs: bool
+) -> None:
+    """``answered``: it answers one question of so many. ``freeze``: seconds in which our process stands still."""
+    numbers = itertools.count(1)
+
+    async def ask() -> None:
+        number = next(numbers)
+        if not answered or number % answered:
+            await asyncio.sleep(RPC_TIMEOUT + (freeze if number == 1 else 0.0))
+            raise TimeoutError
+
+    async def hours() -> None:
+        watching = asyncio.ensure_future(daemon.watch(ask))
+        await asyncio.wait([watching], timeout=freeze + 10 * HUNG_SECONDS)
+        watching.cancel()
+
+    run(hours())
+    assert bool(daemon.failure) == hangs
