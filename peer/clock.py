@@ -122,8 +122,11 @@ async def in_thread(work: Callable[Arguments, Result], *args: Arguments.args, **
 
 
 def start_loop(name: str, prepare: Callable[[], None]) -> tuple[asyncio.AbstractEventLoop, RunningThread]:
-    """An event loop that runs in a daemon thread. ``prepare``: what each thread of :func:`in_thread` does first."""
-    loop = asyncio.new_event_loop()
+    """An event loop that runs in a daemon thread. ``prepare``: what each thread of :func:`in_thread` does first.
+
+    asyncio's own, whatever the program uses: a stream that is lost raises other errors in uvloop.
+    """
+    loop = asyncio.SelectorEventLoop()
     loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(thread_name_prefix=name, initializer=prepare))
     thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
     thread.start()

@@ -261,7 +261,7 @@ def _shut(writer: asyncio.StreamWriter) -> None:
     Not while it has something to send: that goes out first.
     """
     if isinstance(writer, asyncio.StreamWriter) and not _unsent(writer):
-        with contextlib.suppress(OSError, TypeError):  # uvloop refuses it with a TypeError
+        with contextlib.suppress(OSError):
             writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 import pytest
 import torch
+import uvloop
 
 from peer import clock
 from peer.config.schema import CodecName
@@ -195,6 +196,22 @@ def test_a_partner_lost_at_any_stage_is_a_timeout(
 def test_a_partner_on_real_sockets_is_lost_too(real_thread: LoopThread) -> None:
     for partner in (gone_in_mid_payload, frozen_in_mid_payload):
         assert swap(real_thread, partner).outcome is Outcome.TIMEOUT
+
+
+@pytest.fixture
+def uvloop_everywhere() -> Iterator[None]:
+    """The program has made uvloop the event loop of its process."""
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    yield
+    asyncio.set_event_loop_policy(None)
+
+
+@pytest.mark.parametrize("partner", [gone_at_once, gone_after_header, gone_in_mid_payload])
+def test_a_program_that_uses_uvloop_loses_a_partner_as_any_other(
+    uvloop_everywhere: None, real_thread: LoopThread, partner: Partner
+) -> None:
+    """A reset was an error of another type there, which ended the training."""
+    assert swap(real_thread, partner).outcome is Outcome.TIMEOUT
 
 
 def test_a_partner_that_does_not_accept_ours_is_not_merged(thread: LoopThread) -> None:
