@@ -151,6 +151,9 @@ class Matching:
         agreed for it is off (pairs only).
         """
 
+    def call_off(self, reason: str) -> None:
+        """When this peer comes to its next boundary is not known any more: nobody waits for it there."""
+
     def end_run(self) -> None:
         """This peer has made its last inner step: from now on it meets only peers that have too (pairs only)."""
 

@@ -63,6 +63,9 @@ class GroupMatching(Matching):
         self._round = round - self._ahead
         return self._node.call(self._gather(), self._known.longest(self._node.peer_id) + 60.0)
 
+    def call_off(self, reason: str) -> None:
+        self._node.spawn(self._leave())
+
     def avoid(self, peer_id: str, *, offence: bool, late: bool = False) -> None:
         self._known.made_fail(peer_id, offence=offence)
 

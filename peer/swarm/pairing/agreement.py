@@ -147,28 +147,30 @@ class Agreement:
             self.cancel(self.meeting)
 
     async def postpone(self, reason: str) -> None:
-        """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it. A meeting
-        of the boundary before, whose partner this peer still awaits, is not.
+        """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it."""
+        if self.meeting is None:
+            return
+        if self.meeting.own_wait() < (self._boundary.progress.phase_seconds or 0.0) / 2:
+            await self.call_off(reason)
+
+    async def call_off(self, reason: str) -> None:
+        """This peer does not come to its next meeting. One of the boundary before, whose partner it still awaits, is
+        not off.
         """
         if self.meeting is None or self._boundary.here:
             return
-        if self.meeting.own_wait() < (self._boundary.progress.phase_seconds or 0.0) / 2:
-            log.info("no meeting: %s", fields(partner=self.meeting.name, reason=reason))
-            self.cancel(self.meeting)
+        log.info("no meeting: %s", fields(partner=self.meeting.name, reason=reason))
+        self.cancel(self.meeting)
 
     async def end_run(self) -> None:
         """The last inner step is made: a meeting of before is off."""
         self._boundary.run_ended = True
-        self._call_off()
+        await self.call_off("has made its last inner step")
 
     async def end_swaps(self) -> None:
         """The last swap is made: who has proposed another one since is not left waiting."""
         self._boundary.swaps_ended = True
-        self._call_off()
-
-    def _call_off(self) -> None:
-        if self.meeting is not None:
-            self.cancel(self.meeting)
+        await self.call_off("has made its last swap")
 
     def end_round(self) -> None:
         """The boundary is over; the exchange owns the stream from now on."""

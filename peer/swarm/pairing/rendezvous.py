@@ -68,6 +68,9 @@ class PairMatching(Matching):
     def postpone(self, reason: str = "our last swap has not ended") -> None:
         self._node.spawn(self._agreement.postpone(reason))
 
+    def call_off(self, reason: str) -> None:
+        self._node.spawn(self._agreement.call_off(reason))
+
     def end_run(self) -> None:
         self._patience = self._boundary.end_patience
         self._node.call(self._agreement.end_run(), OPEN_TIMEOUT)

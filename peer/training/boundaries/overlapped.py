@@ -109,6 +109,7 @@ class Overlapped(Boundary):
         """Give up the running swap and apply nothing more of it. One that has not ended after ``LEAVING_SECONDS`` is
         given up as soon as it can be; no other one begins before.
         """
+        super().abandon()
         self._ended, self.counters.unopened = None, None
         if self._swap is None:
             return

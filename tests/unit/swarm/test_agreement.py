@@ -56,7 +56,9 @@ def test_who_has_made_its_last_inner_step_or_swap_calls_off_the_meeting_of_befor
 
 @pytest.mark.parametrize(("avoided", "off"), [("B", True), ("C", False)])
 def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(avoided: str, off: bool) -> None:
-    """A merge may be undone after its partner was found again for the next boundary."""
+    """A merge may be undone after its partner was found again for the next boundary. One with another peer stays, until
+    it is called off.
+    """
     with virtual_time():
         thread = LoopThread()
         mine, theirs = thread.call(stream_pair(), 5)
@@ -75,10 +77,11 @@ def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(avoided: str, off: b
         matching.avoid(avoided, offence=True)
         clock.sleep(1.0)
         assert backoff.avoided(avoided) and (matching._agreement.meeting is None) is off
-        if off:
-            thread.call(told(), 20)
-        else:
-            mine.close()
+        if not off:
+            matching.call_off("another state replaces this one")
+            clock.sleep(1.0)
+            assert matching._agreement.meeting is None
+        thread.call(told(), 20)
         thread.close()
 
 
@@ -107,12 +110,21 @@ def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(
     assert seconds == pytest.approx(waited, abs=0.3) and bool(avoided) == bool(waited)
 
 
-@pytest.mark.parametrize(("announced", "here", "off"), [(2.0, False, True), (22.0, False, False), (2.0, True, False)])
+@pytest.mark.parametrize(
+    ("step", "announced", "here", "off"),
+    [
+        ("postpone", 2.0, False, True),
+        ("postpone", 22.0, False, False),
+        ("postpone", 2.0, True, False),
+        ("call_off", 22.0, False, True),
+        ("call_off", 2.0, True, False),
+    ],
+)
 def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
-    announced: float, here: bool, off: bool
+    step: str, announced: float, here: bool, off: bool
 ) -> None:
-    """The partner waited for it, and took it for one that does not come. One for the next boundary stays, and one of
-    the boundary before, at which the partner is still awaited.
+    """The partner waited for it, and took it for one that does not come. One for the next boundary stays, unless
+    another state replaces this one; so does one of the boundary before, at which the partner is still awaited.
     """
     with virtual_time():
         thread = LoopThread()
@@ -129,12 +141,12 @@ def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
             agreement.commit(mine, "partner", Accept(eta=1.0), announced)
             await asyncio.sleep(2.0)
             context.boundary.here = here
-            await agreement.postpone("late")
+            await getattr(agreement, step)("late")
             assert (agreement.meeting is None) is off
             if off:
                 with pytest.raises(StreamLost):
                     await theirs.receive(PartnerReady, 5)
-            await agreement.postpone("late")
+            await getattr(agreement, step)("late")
 
         thread.call(work(), 20)
         thread.close()

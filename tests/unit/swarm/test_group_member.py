@@ -16,6 +16,7 @@ from peer.rounds.backoff import PeerBackoff
 from peer.rounds.state import Lineage
 from peer.rounds.types import Seat
 from peer.swarm.context import Decline
+from peer.swarm.grouping.gathering import GroupMatching
 from peer.swarm.grouping.member import MOST_MESSAGES, GroupMember, LeaderStream
 from peer.swarm.grouping.messages import AWAY, GROUP_CALL, UNWELCOME, Admitted, JoinGroup, MemberReady, WaitFor
 from peer.swarm.grouping.roster import KnownMembers
@@ -130,6 +131,25 @@ def test_who_is_asked_to_stop_leaves_a_leader_that_waits_for_others() -> None:
         assert not group.member.admitted_by(leader) and not group.known._backoff.avoided("A")
         for answer in group.answers:
             answer.cancel()
+
+    run(scene())
+
+
+def test_who_takes_another_state_leaves_its_leader() -> None:
+    """It was waited for, by the time that the replaced state had announced."""
+
+    async def scene() -> None:
+        group = Group()
+        leader = group.known.leader()
+        assert leader is not None and await group.member.join(leader, 3) == ""
+        group.context.node.spawn = group.context.node.background
+        matching = GroupMatching(group.context, 600.0, equal=True)
+        matching._member = group.member
+        matching.call_off("another state replaces this one")
+        await asyncio.wait(group.answers, timeout=5)
+        assert not group.member.admitted_by(leader)
+        await asyncio.wait(group.answers, timeout=5)
+        assert [str(it.exception()) for it in group.answers if it.exception()] == ["the stream ended"]  # the leader's
 
     run(scene())
 

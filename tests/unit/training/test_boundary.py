@@ -44,10 +44,14 @@ class Presence:
         self.ended_rounds: list[Averaged] = []
         self.asked: list[tuple[int, ...]] = []
         self.postponed = 0
+        self.called_off: list[str] = []
         self.matching = self
 
     def postpone(self, reason: str = "") -> None:
         self.postponed += 1
+
+    def call_off(self, reason: str) -> None:
+        self.called_off.append(reason)
 
     def group_for(self, round: int, ended_phase: int | None = None) -> Group:
         self.asked.append((round,) if ended_phase is None else (round, ended_phase))
@@ -231,6 +235,22 @@ def test_a_swap_of_a_state_that_was_replaced_changes_nothing_any_more(scene: Sce
     assert boundary.cross(inner) and len(exchange.mailboxes) == 1
     boundary.between_steps()
     assert len(exchange.mailboxes) == 2  # and the next one begins as any other
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_nobody_waits_for_a_peer_whose_state_is_replaced(scene: Scene, overlap: bool) -> None:
+    """To take a newer state may last minutes. The time to its boundary went on to 0 meanwhile, and the partner of its
+    meeting waited, and left it out.
+    """
+    boundary = overlapped(scene, Exchange()) if overlap else Blocking(*scene.parts(), exchange=Exchange())
+    progress = scene.resources.context.progress
+    progress.step_seconds = 0.1
+    scene.train()
+    assert progress.eta() is not None
+    boundary.abandon()
+    assert progress.eta() is None and scene.presence.called_off == ["another state replaces this one"]
+    scene.train()
+    assert progress.eta() is not None
 
 
 def test_a_swap_that_was_given_up_before_it_began_does_not_begin(scene: Scene) -> None:
