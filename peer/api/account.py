@@ -93,7 +93,8 @@ class StepAccount:
     @property
     def tokens_per_step(self) -> float:
         """Call it from any thread."""
-        return self._tokens / self._steps if self._steps else self._rate
+        tokens, steps = self._tokens, self._steps  # in this order: begin() clears the steps first
+        return tokens / steps if steps else self._rate
 
     def report(self, learning_rate: float) -> InnerReport:
         """The phase has ended and another one begins; returns the report of the first."""

@@ -110,10 +110,11 @@ class Progress:
         A boundary that comes before the end of the running swap is postponed by whole phases. If no phase follows, it
         is postponed to the end of the swap. A swap that is overdue is expected to take as long again as it is overdue.
         """
-        if not self.step_seconds or self._last is None or self._swap_until == math.inf:
+        last, swap_until = self._last, self._swap_until  # the training thread changes them meanwhile
+        if not self.step_seconds or last is None or swap_until == math.inf:
             return None
         now = clock.monotonic()
-        eta = max(0.0, min(self.step_seconds * self._remaining - (now - self._last), self._until - now))
-        swap = abs(self._swap_until - now) if self._swap_until else 0.0
+        eta = max(0.0, min(self.step_seconds * self._remaining - (now - last), self._until - now))
+        swap = abs(swap_until - now) if swap_until else 0.0
         late, by = max(0.0, swap - eta), self._following * self.step_seconds
         return eta + (math.ceil(late / by) * by if by else late)

@@ -133,12 +133,13 @@ class Members:
         period = WAITING_SECONDS  # others may have come at the same moment
         while True:
             slept = clock.unix()  # the other clock does not count a machine's sleep, which may begin within a look
-            began, waits = clock.monotonic(), self._describe().state == "waiting"
+            began = clock.monotonic()
             for work in (self._look, self._tell, self._get_to_know):
                 try:
                     await work()
                 except Exception as error:  # noqa: BLE001 - hivemind raises many types; the next period may succeed
                     log.warning("the directory does not answer, trying again: %s", one_line(error))
+            waits = self._said is not None and self._said.state == "waiting"
             pause = max(0.5, period * random.uniform(0.8, 1.2) - (clock.monotonic() - began))
             await asyncio.sleep(pause)
             self._woken = self._woken or clock.unix() - slept > pause + STILL_SECONDS

@@ -391,6 +391,20 @@ def test_a_loss_that_is_not_finite_is_reported_as_it_is(loss: float) -> None:
     assert not math.isfinite(report.loss) and not math.isfinite(report.spread)
 
 
+def test_a_phase_that_ends_while_another_thread_asks_for_its_tokens_is_counted() -> None:
+    """The peer's record divided by no steps: it was never announced again."""
+    account = StepAccount()
+    account.add(20, None)
+
+    class Ending(int):
+        def __bool__(self) -> bool:
+            account.begin()
+            return True
+
+    account._steps = Ending(2)
+    assert account.tokens_per_step == 10
+
+
 def test_an_account_reads_losses_only_when_its_phase_ends() -> None:
     account = StepAccount()
     for value in (3.0, torch.tensor(1.0, requires_grad=True), None):

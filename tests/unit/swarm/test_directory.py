@@ -115,6 +115,26 @@ def test_a_machine_that_falls_asleep_while_the_directory_is_read_has_slept(
     assert run(one_period()) == (seconds > STILL_SECONDS)
 
 
+def test_an_error_in_what_a_peer_says_of_itself_costs_one_period(written: list[float]) -> None:
+    """It ended the announcing, and 30 seconds later nobody knew this peer."""
+    node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", anchors=list, dht=None)
+    described = list[bool]()
+
+    def describe() -> MemberRecord:
+        described.append(True)
+        if len(described) == 1:
+            raise ZeroDivisionError
+        return member_record("QmA")
+
+    async def announce() -> None:
+        announcing = asyncio.ensure_future(Members(node, "demo", describe)._keep_announcing())
+        await asyncio.sleep(10.0)
+        announcing.cancel()
+
+    run(announce())
+    assert written
+
+
 # -- another process with the same key
 
 

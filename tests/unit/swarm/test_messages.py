@@ -312,6 +312,28 @@ def test_no_boundary_is_announced_for_the_time_of_a_swap_that_runs() -> None:
 
 
 @pytest.mark.usefixtures("virtual")
+def test_a_phase_and_a_swap_that_end_while_the_boundary_is_asked_for_are_those_of_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The training thread ends them. The error that came of it ended the search for partners, for good."""
+    progress = Progress()
+    progress.begin(10, 10)
+    progress.step_seconds = 2.0
+    progress.swap_took(33.0)
+    progress.swap_begins()
+    now, eta = clock.monotonic(), progress.eta()
+
+    def ends() -> float:
+        progress.suspend()
+        progress.swap_took(0.0)
+        return now
+
+    monkeypatch.setattr(clock, "monotonic", ends)
+    assert progress.eta() == eta == pytest.approx(40.0)
+    assert progress.eta() is None
+
+
+@pytest.mark.usefixtures("virtual")
 def test_a_swap_that_is_late_is_expected_to_be_late_for_as_long_again() -> None:
     """It was believed to end at once: the boundary was announced, and postponed without a word."""
     progress = Progress()
