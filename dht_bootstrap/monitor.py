@@ -99,8 +99,8 @@ class Monitor:
 
     def watch(self) -> None:
         """The node has started: from now on read the directory and the configurations, and tell others of them."""
-        self._node.spawn(self._watch.read_on())
-        self._node.spawn(self._configurations.read_on())
+        self._node.keep(self._watch.read_on)
+        self._node.keep(self._configurations.read_on)
         self._node.spawn(self._node.serve(ENDED_PROTOCOL, self._watch.tell_of_ended))
         self._node.spawn(self._node.serve(STATE_PROTOCOL, self._configurations.tell))
 

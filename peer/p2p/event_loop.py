@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ LoopResult = TypeVar("LoopResult")
 
 CANCEL_TIMEOUT = 3.0  # seconds for cancelled tasks to end
 WIND_DOWN_TIMEOUT = 10.0  # seconds for the last coroutine
+RESTART_SECONDS = 10.0  # after an error, until the work begins again
 _SETTING_THREADS = Lock()
 
 
@@ -57,6 +58,10 @@ class LoopThread:
         """Run ``work`` in the background until it ends or the thread does. From any other thread."""
         self.loop.call_soon_threadsafe(self.background, work)
 
+    def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """As :meth:`spawn`, for what is needed as long as the thread runs: after an error it begins again."""
+        self.spawn(_begun_again(work))
+
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """As :meth:`spawn`, from the loop itself."""
         task = self.loop.create_task(work)
@@ -86,6 +91,15 @@ class LoopThread:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a background task ended: %r", task.exception())
+
+
+async def _begun_again(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    while True:
+        try:
+            return await work()
+        except Exception as error:  # noqa: BLE001 - none is expected, and the next time it may be another
+            log.error("a background task failed, and begins again in %.0f s: %r", RESTART_SECONDS, error)
+        await asyncio.sleep(RESTART_SECONDS)
 
 
 def _compute_alone() -> None:

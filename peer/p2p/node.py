@@ -90,11 +90,11 @@ class Node(LoopThread):
         self.call(self._offer(reach), RESERVATION_TIMEOUT + 10)
         if not loopback:
             decides = settings.reach == "auto" and bool(settings.initial_peers) and not settings.announce
-            self.spawn(self.own.watch(decides, partial(become_client, self.dht)))
-        self.spawn(keep_in_touch(self.p2p, self.dht, settings.initial_peers, self._given_silence))
+            self.keep(partial(self.own.watch, decides, partial(become_client, self.dht)))
+        self.keep(partial(keep_in_touch, self.p2p, self.dht, settings.initial_peers, self._given_silence))
         if self._gate is not None:
             look_again = partial(self._gate.look_again, self._streams)
-            self.spawn(keep_revocations(self.dht, self._gate.admission, look_again))
+            self.keep(partial(keep_revocations, self.dht, self._gate.admission, look_again))
 
     def listen(self, reach: Reachability, port: int | None = None) -> None:
         """Start the p2p daemon; ``port`` replaces that of the settings."""

@@ -53,7 +53,7 @@ class Members:
     def start(self) -> None:
         """Announce from now on, until :meth:`leave`."""
         self._node.own.members = self._relays
-        self._node.spawn(self._keep_announcing())
+        self._node.keep(self._keep_announcing)
 
     def refresh_all(self) -> list[MemberRecord]:
         """See :meth:`Reader.refresh_all`."""

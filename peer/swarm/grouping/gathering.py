@@ -55,7 +55,7 @@ class GroupMatching(Matching):
     def start(self, round: int) -> None:
         self._round = round
         self._node.call(self._node.serve_members(GATHER_PROTOCOL, self._answer), OPEN_TIMEOUT)
-        self._node.spawn(self._keep_joined())
+        self._node.keep(self._keep_joined)
 
     def group_for(self, round: int, ended_phase: int | None = None) -> Group:
         """All members that are at this boundary too; waits for those that announced it."""

@@ -52,7 +52,7 @@ class PairMatching(Matching):
     def start(self, round: int) -> None:
         self._agreement.round = round
         self._node.call(self._node.serve_members(MEET_PROTOCOL, self._proposals.answer), OPEN_TIMEOUT)
-        self._node.spawn(self._proposals.seek())
+        self._node.keep(self._proposals.seek)
 
     def group_for(self, round: int, ended_phase: int | None = None) -> Group:
         """The partner that is at this boundary too, or none. Never waits longer than announced."""

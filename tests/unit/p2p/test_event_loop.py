@@ -10,7 +10,7 @@ import torch
 
 from peer import clock
 from peer.errors import RunError
-from peer.p2p.event_loop import CANCEL_TIMEOUT, WIND_DOWN_TIMEOUT, LoopThread
+from peer.p2p.event_loop import CANCEL_TIMEOUT, RESTART_SECONDS, WIND_DOWN_TIMEOUT, LoopThread
 from tests.simulated.loop import Process
 from tests.simulated.runtime import Runtime
 from tests.unit.virtual import took, within
@@ -98,6 +98,25 @@ def test_a_close_ends_a_background_task_and_only_one_that_failed_is_spoken_of(
     thread.close()
     assert ended and [it.getMessage() for it in caplog.records if it.levelname == "ERROR"] == [
         "a background task ended: ValueError('no such peer')"
+    ]
+
+
+def test_what_a_node_needs_while_it_runs_begins_again_after_an_error(
+    thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended for good: a peer asked nobody to meet it any more, or was announced no longer."""
+    begun = list[float]()
+
+    async def fails_once() -> None:
+        begun.append(clock.monotonic())
+        if len(begun) == 1:
+            raise ValueError("no such peer")
+
+    thread.keep(fails_once)
+    clock.sleep(3 * RESTART_SECONDS)
+    assert len(begun) == 2 and begun[1] - begun[0] == took(RESTART_SECONDS)
+    assert [it.getMessage() for it in caplog.records if it.levelname == "ERROR"] == [
+        "a background task failed, and begins again in 10 s: ValueError('no such peer')"
     ]
 
 

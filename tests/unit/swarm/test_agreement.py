@@ -11,12 +11,13 @@ import pytest
 
 from peer import clock
 from peer.logs import LOGGER
-from peer.p2p.event_loop import LoopThread
+from peer.p2p.event_loop import RESTART_SECONDS, LoopThread
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.progress import Progress
 from peer.swarm.context import BoundaryClock, SwarmContext
 from peer.swarm.directory.directory import KEPT_NAMES, Members
+from peer.swarm.grouping.gathering import GroupMatching
 from peer.swarm.pairing.agreement import Accept, Agreement, Meeting, PartnerReady, Propose
 from peer.swarm.pairing.candidate_order import MANY_DECLINE
 from peer.swarm.pairing.proposals import Proposals
@@ -83,6 +84,32 @@ def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(avoided: str, off: b
             assert matching._agreement.meeting is None
         thread.call(told(), 20)
         thread.close()
+
+
+def test_an_error_does_not_end_what_a_peer_does_in_the_background(thread: LoopThread) -> None:
+    """Nobody was asked for a meeting any more, no leader for a seat, and the record ended."""
+    node, begun = cast("Any", thread), list[str]()
+
+    async def serve_members(*_: Any) -> None: ...
+
+    def fails(name: str) -> Any:
+        async def work() -> None:
+            begun.append(name)
+            raise ValueError
+
+        return work
+
+    node.serve_members, node.own = serve_members, SimpleNamespace()
+    context = Mock(node=node)
+    pairs, group = PairMatching(context, Mock(), Mock()), GroupMatching(context, 600.0, equal=True)
+    members: Any = Members(node, "run", Mock())
+    pairs._proposals.seek = fails("seek")  # type: ignore[method-assign]
+    group._keep_joined = fails("join")  # type: ignore[method-assign]
+    members._keep_announcing = fails("announce")
+    for part in (lambda: pairs.start(0), lambda: group.start(0), members.start):
+        part()
+    clock.sleep(1.5 * RESTART_SECONDS)
+    assert sorted(begun) == ["announce", "announce", "join", "join", "seek", "seek"]
 
 
 @pytest.mark.parametrize(("eta", "waited"), [(25.0, 0.0), (9.0, 1.5 * 9.0 + 2.0)])
