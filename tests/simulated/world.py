@@ -246,15 +246,18 @@ class World:
 
 
 class _Trace(logging.Handler):
-    """The product's log lines, as a part of the trace."""
+    """The product's log lines, as a part of the trace if ``shows``. Work in the background that fails is a violation."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, shows: bool) -> None:
         super().__init__()
-        self._world = world
+        self._world, self._shows = world, shows
 
     def emit(self, record: logging.LogRecord) -> None:
-        process = PROCESS.get()
-        self._world.say(process.name if process is not None else "-", f". {record.getMessage()}")
+        process, line = PROCESS.get(), record.getMessage()
+        if line.startswith("a background task"):
+            self._world.violation(line)
+        if self._shows:
+            self._world.say(process.name if process is not None else "-", f". {line}")
 
 
 @contextmanager
@@ -272,8 +275,8 @@ def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *,
     gc.disable()  # half of the time, and it would run generators of killed processes in somebody else's turn
     try:
         world = World(scenario, folder, say)
-        product.handlers, product.propagate = [_Trace(world)], False
-        product.setLevel(logging.DEBUG if log else logging.CRITICAL)
+        product.handlers, product.propagate = [_Trace(world, log)], False
+        product.setLevel(logging.DEBUG if log else logging.ERROR)
         yield world
         world.loop.complain = lambda context: None  # of what the collection finds
     finally:
