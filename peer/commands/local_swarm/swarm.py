@@ -28,7 +28,9 @@ POLL_SECONDS = 0.25
 START_SECONDS = 60.0
 RESTARTS = 3  # of a member that crashes; it continues from its last checkpoint
 LOCAL_HOST = "127.0.0.1"
-# What only one peer of a machine can have, and what no member of this swarm needs
+MEMBER = "peer-"  # and its number: a member's name
+# What only one peer of a machine can have, and what no member of this swarm needs. A member resumes whatever the file
+# says: the launcher has moved the earlier run aside, or was asked to resume it.
 SEVERAL_ON_ONE_MACHINE = (
     "peer.identity=null",
     "peer.stream=null",
@@ -40,6 +42,7 @@ SEVERAL_ON_ONE_MACHINE = (
     "run.admission=open",
     "run.owner=null",
     "peer.invitation=null",
+    "peer.checkpoint.resume=true",
 )
 
 
@@ -51,7 +54,7 @@ class LocalSwarm:
     ) -> None:
         self._config, self._files, self._overrides = config, files, list(overrides)
         self._folder = config.run.dir.resolve()
-        self._names = [f"peer-{index}" for index in range(peers)]
+        self._names = [f"{MEMBER}{index}" for index in range(peers)]
         self._resume = resume
         self._stop = Stop()
         self._terminals = [output.fileno() for output in (sys.stdout, sys.stderr) if output.isatty()]
@@ -63,7 +66,7 @@ class LocalSwarm:
         before = {number: signal.signal(number, self._interrupt) for number in stop_signals()}
         require_folder(self._folder)
         if not self._resume:
-            set_aside(self._folder, [*self._names, "bootstrap", "summary.json"])
+            set_aside(self._folder, [*_members_in(self._folder), "bootstrap", "summary.json"])
         began = time.monotonic()
         try:
             tails = [Tail(name, self._folder / name) for name in self._names]
@@ -185,3 +188,8 @@ class LocalSwarm:
             for child in self._children:  # a second signal stops all at once
                 child.ask_to_stop()
         self._stop.request()
+
+
+def _members_in(folder: Path) -> list[str]:
+    """The members of an earlier run, which may have had more of them."""
+    return [path.name for path in folder.glob(f"{MEMBER}*") if path.name.removeprefix(MEMBER).isdecimal()]

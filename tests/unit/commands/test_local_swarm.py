@@ -293,6 +293,19 @@ def test_a_resumed_swarm_counts_the_time_of_the_rounds_before(tmp_path: Path, mo
     assert json.loads((tmp_path / "summary.json").read_text())["swarm"]["wall_seconds"] < 5
 
 
+def test_a_run_of_fewer_peers_moves_all_peers_of_the_run_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others stayed: ``export runs/peer-*`` and a resume with more peers mixed two runs."""
+    others = ("peer-mine", "peer-")  # of a user
+    for name in ("peer-0", "peer-1", "peer-12", *others):
+        write(tmp_path / name, [row(1)])
+    assert launched(tmp_path, monkeypatch, resume=False) == 0
+    (aside,) = tmp_path.glob("before-*")
+    assert {path.name for path in aside.iterdir()} == {"peer-0", "peer-1", "peer-12"}
+    assert {path.name for path in tmp_path.glob("peer-*")} == set(others)
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_that_no_swarm_can_use_is_a_line(
     resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -350,7 +363,8 @@ def test_no_member_has_what_only_one_peer_of_a_machine_can_have(
     """All of them listened on the one port of the file, and the kernel spread the calls over them.
 
     With the one identity of the file or of ``NOLOCO_IDENTITY``, or an address at which nobody listens, all of them
-    trained alone.
+    trained alone. With ``peer.checkpoint.resume: false`` a member that was started again began anew, and ``--resume``
+    resumed nobody.
     """
 
     def start(name: str, module: str, arguments: list[str], *others: Any) -> Any:
@@ -365,11 +379,13 @@ def test_no_member_has_what_only_one_peer_of_a_machine_can_have(
     peer = PeerConfig(network=NetworkConfig(port=31337, bulk_port=port))
     update = {"run": CONFIG.run.model_copy(update={"dir": tmp_path}), "peer": peer}
     overrides = ["peer.identity=one.key", "peer.stream=1", "peer.network.port=31337", f"peer.network.bulk_port={port}"]
+    overrides.append("peer.checkpoint.resume=false")
     swarm.LocalSwarm(CONFIG.model_copy(update=update), [], overrides, peers=2, resume=False)._start()
     for name in ("peer-0", "peer-1"):
         assert {values[name][key] for key in ("peer.network.port", "peer.metrics.port")} == {"0"}
         assert {values[name][key] for key in ("peer.identity", "peer.stream")} == {"null"}
         assert values[name]["peer.network.bulk_port"] == given
+        assert values[name]["peer.checkpoint.resume"] == "true"
         assert (values[name]["peer.network.announce"], values[name]["peer.metrics.announce"]) == ("[]", "null")
 
 
