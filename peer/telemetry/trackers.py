@@ -3,7 +3,8 @@
 pip install "noloco-peer[tensorboard]"     events in <run.dir>/<peer name>/tensorboard
 pip install "noloco-peer[wandb]"           project: the run's name; WANDB_API_KEY, WANDB_MODE=offline as always
 
-Steps are the swarm's inner steps. ``tokens`` is logged with each value, as another x-axis.
+Steps are the swarm's inner steps. ``tokens`` is logged with each value, as another x-axis. A peer repeats steps after a
+crash, and all of them when it begins anew: then TensorBoard's folder is moved aside, and W&B has both in one run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from peer.logs import get_logger
 log = get_logger("trackers")
 
 TRACKER_SECONDS = 60.0  # to close
+TENSORBOARD = "tensorboard"  # the tracker's name, and its folder in the peer's
 
 
 class Tracker(Protocol):
@@ -55,9 +57,11 @@ class WeightsAndBiases:
         self._run = wandb.init(
             project=run, name=peer, id=f"{peer}-{peer_id[-8:]}", group=run, dir=str(folder), resume="allow"
         )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
+        self._run.log({**values, "step": step})  # W&B drops the values of an own step below its last one
 
     def close(self) -> None:
         self._run.finish()
@@ -95,7 +99,7 @@ def start(names: Sequence[str], folder: Path, *, run: str, peer: str, peer_id: s
     started: list[Tracker] = []
     for name in names:
         try:
-            if name == "tensorboard":
+            if name == TENSORBOARD:
                 started.append(TensorBoard(folder / name))
             else:
                 started.append(WeightsAndBiases(folder, run, peer, peer_id))

@@ -23,6 +23,7 @@ from peer.replica import model_source, pretrained_tokenizer
 from peer.replica.sharded.ranks import Ranks
 from peer.swarm.connect import connect
 from peer.telemetry.run_log import EVALS, ROUNDS
+from peer.telemetry.trackers import TENSORBOARD
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.member import Membership
@@ -91,7 +92,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
 
 def _begin_anew(folder: Path) -> None:
     """Keep what an earlier run has left in this peer's folder, elsewhere."""
-    aside = set_aside(folder, (CHECKPOINTS, ROUNDS, EVALS))
+    aside = set_aside(folder, (CHECKPOINTS, ROUNDS, EVALS, TENSORBOARD))
     if aside is not None:
         log.info("begins anew: the earlier run is in %s", aside)
 

@@ -41,6 +41,39 @@ def test_one_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: pyte
         trackers.start(["wandb"], tmp_path, run="demo", peer="a", peer_id="QmA")
 
 
+class Wandb:
+    """Of the module ``wandb`` and its run what is used, as its documentation describes it."""
+
+    def __init__(self) -> None:
+        self.drawn: list[dict[str, float]] = []
+        self.axes: dict[str, str | None] = {}
+        self._step = 0
+
+    def init(self, **_: object) -> Wandb:
+        return self
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self.axes[name] = step_metric
+
+    def log(self, data: dict[str, float], step: int | None = None) -> None:
+        """Values of a step below the last one are dropped with a warning."""
+        if step is None or step >= self._step:
+            self.drawn.append(data)
+            self._step = self._step + 1 if step is None else step
+
+
+def test_steps_that_come_again_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a crash, or in a run that began anew, W&B dropped them until the old last step was passed."""
+    monkeypatch.setitem(sys.modules, "wandb", wandb := Wandb())
+    for steps in ((10, 20, 30), (20, 30), (0, 10)):  # a start each
+        started = trackers.start(["wandb"], tmp_path, run="demo", peer="a", peer_id="QmA")
+        for step in steps:
+            started.log(step, {"train/loss": 3.0})
+    assert [it["step"] for it in wandb.drawn] == [10, 20, 30, 20, 30, 0, 10]
+    assert all(it["train/loss"] == 3.0 for it in wandb.drawn)
+    assert wandb.axes["*"] == "step"
+
+
 class Broken:
     """Fails at its second value."""
 

@@ -31,9 +31,9 @@ def test_a_run_that_begins_anew_keeps_the_earlier_one_elsewhere(
     monkeypatch.setattr(assemble, "member_node", Mock(side_effect=UserError("no node")))
     monkeypatch.setattr(assemble.log, "handle", caplog.handler.handle)
     monkeypatch.setattr(assemble.log, "level", logging.INFO)
-    files = ("checkpoints/latest", "rounds.jsonl", "evals.jsonl")
-    (tmp_path / "a" / "checkpoints").mkdir(parents=True)
+    files = ("checkpoints/latest", "rounds.jsonl", "evals.jsonl", "tensorboard/events")  # which draws a folder as one run
     for name in files:
+        (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "a" / name).write_text(name)
     begin(tmp_path, resume=True)
     assert all((tmp_path / "a" / name).read_text() == name for name in files)
