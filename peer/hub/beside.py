@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from peer import clock
@@ -30,11 +31,11 @@ PUSH_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_
 class Pusher:
     """Pushes due checkpoints of the peer in ``folder``. The trainer calls it at boundaries; nothing here waits.
 
-    Only :meth:`close` waits, for the last push of a run that is done.
+    Only :meth:`close` waits, for the last push of a run that is done. ``files``: of a checkpoint, what the command reads.
     """
 
-    def __init__(self, settings: PushConfig, folder: Path, stop: Stop) -> None:
-        self._settings, self._folder, self._stop = settings, folder / FOLDER, stop
+    def __init__(self, settings: PushConfig, folder: Path, stop: Stop, files: Sequence[str]) -> None:
+        self._settings, self._folder, self._stop, self._files = settings, folder / FOLDER, stop, files
         self._process: Child | None = None
         self._step, self._began = 0, 0.0  # of the push that runs
         self._pushed = -1  # the step that is there
@@ -112,12 +113,15 @@ class Pusher:
                 self._report(str(error.strerror or error))
 
     def _held(self, checkpoint: Path) -> Path:
-        """Links to the checkpoint's files, which stay when newer checkpoints replace it."""
+        """Links to the checkpoint's files, which stay when newer checkpoints replace it: only to those that are read,
+        for while a slow push runs, their bytes stay too.
+        """
         held = self._folder / checkpoint.name
         held.mkdir()
         try:
-            for file in checkpoint.iterdir():
-                os.link(file, held / file.name)
+            for name in self._files:
+                if (checkpoint / name).exists():
+                    os.link(checkpoint / name, held / name)
         except OSError:  # a file system without links
             return checkpoint
         return held

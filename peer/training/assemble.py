@@ -25,7 +25,7 @@ from peer.swarm.connect import connect
 from peer.telemetry.run_log import EVALS, ROUNDS
 from peer.telemetry.trackers import TENSORBOARD
 from peer.training import replica
-from peer.training.checkpoint import Checkpoints
+from peer.training.checkpoint import MODEL_FILES, Checkpoints
 from peer.training.member import Membership
 from peer.training.pausing.requests import watching
 from peer.training.resources import member_node, open_resources
@@ -55,7 +55,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
             raise UserError("peer.hours: a peer of several ranks cannot pause; leave it out")
         pusher = None
         if own.push is not None:
-            pusher = Pusher(own.push, resources.folder.path, signals.stop)
+            pusher = Pusher(own.push, resources.folder.path, signals.stop, MODEL_FILES)
             stack.callback(pusher.close)
             pusher.say_rights()
         node = member_node(resources)
@@ -76,7 +76,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         state.stream = read_ahead(run, state.stream, device)
         stack.callback(state.stream.close)
         checkpoints = Checkpoints(resources.folder.path / CHECKPOINTS, own.checkpoint.keep)
-        checkpoints.require_space(state.checkpoint_bytes)
+        checkpoints.require_space(state.checkpoint_bytes, 0 if pusher is None else state.push_bytes)
         resources.metrics["checkpoint_bytes"].set(state.checkpoint_bytes)
         resources.metrics["disk_free_bytes"].set_function(checkpoints.free_bytes)
         tokens_per_step = run.batch_size * run.data.sequence_length

@@ -35,6 +35,9 @@ Tensors = dict[str, Tensor]
 STATE = "state.json"
 WEIGHTS_PART = "model"  # the part with θ
 UNTRAINED_PART = "untrained"  # the model's frozen parameters and persistent buffers; missing where it has none
+MODEL_PARTS = (WEIGHTS_PART, UNTRAINED_PART)  # what an export reads, and so a push
+MODEL_FILES = (STATE, *(f"{part}.safetensors" for part in MODEL_PARTS))
+PUSH_COPIES = 2  # of the model on the disk while a push runs: that of the checkpoint, and the exported one in fp32
 LATEST = "latest"
 TEMPORARY = ".tmp-"
 BEFORE = "-before"  # suffix of a checkpoint that a new one of the same step replaces
@@ -69,9 +72,9 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self._keep = folder, keep
 
-    def require_space(self, bytes_each: int) -> None:
-        """Raise :class:`RunError` if :func:`disk_room` is less than the kept checkpoints and one more: a service tries
-        again, and there may be room then. :class:`UserError` if the whole disk is too small.
+    def require_space(self, bytes_each: int, beside: int = 0) -> None:
+        """Raise :class:`RunError` if :func:`disk_room` is less than the kept checkpoints, one more, and ``beside`` bytes:
+        a service tries again, and there may be room then. :class:`UserError` if the whole disk is too small.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +82,7 @@ class Checkpoints:
         except OSError as error:
             kind = RunError if error.errno in DISK_FULL else UserError
             raise kind(f"{self.folder}: cannot write checkpoints: {error.strerror}") from None
-        needed = bytes_each * (self._keep + 1)
+        needed = bytes_each * (self._keep + 1) + beside
         if found < needed:
             kind = RunError if needed <= shutil.disk_usage(self.folder).total else UserError
             raise kind(

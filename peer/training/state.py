@@ -18,7 +18,7 @@ from peer.device.accelerator import random_state, set_random_state
 from peer.outer.method import OuterMethod
 from peer.replica.inner_loop import InnerLoop
 from peer.rounds.state import Lineage
-from peer.training.checkpoint import NEW_RUN_ADVICE, UNTRAINED_PART, WEIGHTS_PART, Saved, Tensors
+from peer.training.checkpoint import NEW_RUN_ADVICE, PUSH_COPIES, UNTRAINED_PART, WEIGHTS_PART, Saved, Tensors
 from peer.training.outer_state import OuterState
 
 
@@ -45,11 +45,20 @@ class PeerState(OuterState):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint: θ, the vectors of the outer step and the optimizer's moments, fp32, and the rest of the
-        model.
-        """
+        """Size of a checkpoint: the model, the vectors of the outer step and the optimizer's moments, fp32."""
+        others = len(self.saved_vectors()) * self.outer.slow.numel + self.inner.moment_count
+        return self._model_bytes + 4 * others
+
+    @property
+    def push_bytes(self) -> int:
+        """What a push keeps on the disk while it runs."""
+        return PUSH_COPIES * self._model_bytes
+
+    @property
+    def _model_bytes(self) -> int:
+        """θ in fp32, and what is not trained."""
         untrained = sum(value.nbytes for value in untrained_tensors(self.inner.model).values())
-        return 4 * ((1 + len(self.saved_vectors())) * self.outer.slow.numel + self.inner.moment_count) + untrained
+        return 4 * self.outer.slow.numel + untrained
 
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
         """A checkpoint's files by name, with live tensors where possible; sharded weights come one file at a time."""

@@ -23,7 +23,7 @@ from peer.replica.optimizer import moment_count
 from peer.replica.pretrained_tokenizer import compare
 from peer.replica.sharded import launch
 from peer.swarm.state_transfer.donor import CLIENTS
-from peer.training.checkpoint import disk_room
+from peer.training.checkpoint import PUSH_COPIES, disk_room
 from peer.training.run_folder import is_used
 
 CHECKPOINT_VECTORS = 3  # θ, φ, δ, as in training/state.py; the optimizer's moments are counted apart
@@ -88,13 +88,15 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
 
 
 def disk(config: Config) -> Iterator[Finding]:
-    """Space for the checkpoints that are kept and for one more, as training/checkpoint.py requires."""
+    """Space for the checkpoints that are kept, for one more and for a push, as training/checkpoint.py requires."""
     folder = config.run.dir.absolute()
     there = next(it for it in (folder, *folder.parents) if it.exists())
     network = outline(config.run)
-    elements = CHECKPOINT_VECTORS * parameter_count(network) + moment_count(network, config.run.inner)
+    parameters = parameter_count(network)
+    elements = CHECKPOINT_VECTORS * parameters + moment_count(network, config.run.inner)
     each, keep = 4 * elements, config.peer.checkpoint.keep
-    needed = each * (keep + 1)
+    pushed = 0 if config.peer.push is None else PUSH_COPIES * 4 * parameters
+    needed = each * (keep + 1) + pushed
     if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
         yield fail("disk", f"cannot write to {there}", "set run.dir to a folder of yours")
         return
@@ -103,7 +105,8 @@ def disk(config: Config) -> Iterator[Finding]:
     except OSError as error:  # a folder of another user
         yield fail("disk", f"{error.filename}: {error.strerror}", "set run.dir to a folder of yours")
         return
-    text = f"checkpoints need {_gib(needed)}, {_gib(found)} free or in old checkpoints in {there}"
+    what = "checkpoints and a push" if pushed else "checkpoints"
+    text = f"{what} need {_gib(needed)}, {_gib(found)} free or in old checkpoints in {there}"
     if found < needed:
         yield fail("disk", text, "free some, set run.dir to another disk, or lower peer.checkpoint.keep")
     else:

@@ -19,9 +19,16 @@ from peer.config.schema import RunConfig
 from peer.errors import UserError
 from peer.replica.averaging import MeanWeights
 from peer.telemetry.run_log import ROUNDS, read_rows
-from peer.training.checkpoint import STATE, UNTRAINED_PART, WEIGHTS_PART, Checkpoints, Saved, Tensors, load
-
-MODEL_PARTS = (WEIGHTS_PART, UNTRAINED_PART)
+from peer.training.checkpoint import (
+    MODEL_PARTS,
+    STATE,
+    UNTRAINED_PART,
+    WEIGHTS_PART,
+    Checkpoints,
+    Saved,
+    Tensors,
+    load,
+)
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,16 @@ def test_too_little_disk_and_memory_is_found(tmp_path: Path, monkeypatch: pytest
     assert "peer.checkpoint.keep" in found[0].advice and "peer.micro_batch" in found[1].advice
 
 
+def test_a_push_needs_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one ran, saves failed on a full disk."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=62 * 2**20))
+    sets = (f"run.dir={tmp_path}", "peer.checkpoint.keep=2")
+    assert levels(training.disk(config(*sets))) == ["ok"]  # three of 20 MiB are needed
+    (found,) = training.disk(config(*sets, "peer.push.to=me/model"))
+    assert found.level == "fail" and found.text.startswith("checkpoints and a push need ")
+
+
 @pytest.mark.parametrize("sets", [("peer.name=ann",), ()], ids=["ann", "no name"])
 def test_old_checkpoints_are_room_for_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]

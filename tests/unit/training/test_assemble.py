@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from peer.config.schema import CheckpointConfig, Config, MetricsConfig, PeerConfig, RunConfig
+from peer.config.schema import CheckpointConfig, Config, MetricsConfig, PeerConfig, PushConfig, RunConfig
 from peer.errors import UserError
 from peer.training import assemble
 
@@ -44,3 +44,23 @@ def test_a_run_that_begins_anew_keeps_the_earlier_one_elsewhere(
     assert f"begins anew: the earlier run is in {aside}" in caplog.text
     begin(tmp_path, resume=False)
     assert list((tmp_path / "a").glob("before-*")) == [aside]
+
+
+@pytest.mark.parametrize("push", [None, PushConfig(to="me/model")], ids=["no push", "push"])
+def test_a_push_needs_space_beside_the_checkpoints(
+    push: PushConfig | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a slow one ran, saves failed on a full disk, and a stop lost the state."""
+    monkeypatch.setattr(assemble.logs, "setup", lambda peer, logfile: None)
+    for name in ("member_node", "connect", "corpus_of", "read_ahead", "Pusher"):
+        monkeypatch.setattr(assemble, name, Mock())
+    state = Mock(checkpoint_bytes=100, push_bytes=50)
+    monkeypatch.setattr(assemble.replica, "replica", Mock(return_value=state))
+    monkeypatch.setattr(assemble.Checkpoints, "require_space", asked := Mock(side_effect=UserError("no space")))
+    own = PeerConfig(name="a", push=push, metrics=MetricsConfig(port=0))
+    with (
+        pytest.raises(UserError, match="no space"),
+        assemble.assembled(Config(run=RunConfig(dir=tmp_path), peer=own), Mock()),
+    ):
+        pass
+    asked.assert_called_once_with(100, 50 if push else 0)

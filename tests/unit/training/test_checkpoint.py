@@ -174,6 +174,14 @@ def test_a_peer_whose_own_checkpoints_fill_the_disk_resumes(tmp_path: Path, monk
         checkpoints.require_space(each)
 
 
+def test_what_is_beside_the_checkpoints_needs_space_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=250))
+    Checkpoints(tmp_path, keep=1).require_space(100, 50)
+    with pytest.raises(RunError, match="no space for checkpoints"):
+        Checkpoints(tmp_path, keep=1).require_space(100, 51)
+
+
 def test_more_old_checkpoints_than_are_kept_are_no_room_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

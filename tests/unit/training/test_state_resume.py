@@ -13,7 +13,7 @@ from peer.config.digest import digest
 from peer.config.schema import InnerConfig, RunConfig
 from peer.data.prefetch import Prefetched
 from peer.outer.method import Local
-from peer.training.checkpoint import Checkpoints
+from peer.training.checkpoint import MODEL_PARTS, Checkpoints
 from peer.training.state import PeerState
 from tests.saved import save_checkpoint
 from tests.unit import parts
@@ -201,6 +201,8 @@ def test_what_is_not_trained_comes_back(tmp_path: Path) -> None:
     assert run(first, H) == run(second, H)
     size = sum(value.nbytes for _, content in first.tensors() for value in content.values())
     assert first.checkpoint_bytes == pytest.approx(size, rel=0.01)
+    model = sum(value.nbytes for name, content in first.tensors() if name in MODEL_PARTS for value in content.values())
+    assert first.push_bytes == 2 * model
 
 
 @pytest.mark.parametrize("inner", INNER, ids=["adamw", "muon"])
