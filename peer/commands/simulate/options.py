@@ -37,7 +37,7 @@ class Options:
     swap_steps: int | None = None  # inner steps during an overlapped swap; 8, or half a phase if that is shorter
     speeds: Sequence[float] = (1.0,)
     non_iid: bool = False  # every replica reads its own part of the text
-    workers: int = 1  # replicas trained at the same time
+    workers: int = 1  # replicas trained at the same time; one at a time if the model has dropout
 
     def overlap(self, run: RunConfig) -> int:
         """Inner steps during a swap of ``run``; 0 when it is waited for."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
@@ -27,6 +29,7 @@ from peer.errors import RunError, UserError
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from peer.process import LoopContext, Stop
+from peer.replica.inner_loop import token_loss
 from peer.rounds.types import Outcome
 from peer.training import replica
 from peer.training.run_folder import require_folder, set_aside, write_figures
@@ -52,7 +55,10 @@ class Simulation:
         self.replicas = replicas = self._replicas()
         untrained = self._build("mean", self.config, 0)
         held_out = validation(self.config.run, self._text.validation)
-        sampler = Sampler(replicas, untrained, held_out, self.options.workers, self.stop)
+        options = self.options
+        if _draws_numbers(untrained.state.inner.model, held_out[0]):
+            options = replace(options, workers=1)  # several would draw from torch's one generator in any order
+        sampler = Sampler(replicas, untrained, held_out, options.workers, self.stop)
 
         def sample(at: float) -> None:
             if self.options.method is Method.DDP:
@@ -65,7 +71,8 @@ class Simulation:
                 f"spread {row['spread']:.2g}"
             )
 
-        World(self.config, self.options, replicas, sample, self.stop).run()
+        torch.default_generator.manual_seed(self.config.run.seed)
+        World(self.config, options, replicas, sample, self.stop).run()
         return self._summary(sampler, time.monotonic() - began)
 
     def _replicas(self) -> list[Replica]:
@@ -135,6 +142,14 @@ class Simulation:
             },
             "curves": sampler.rows,
         }
+
+
+def _draws_numbers(model: nn.Module, batch: Tensor) -> bool:
+    """Does it draw random numbers while it trains, as dropout does? It may do so without a module for it."""
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        token_loss(deepcopy(model).train(), batch[:1], False)
+    return not torch.equal(before, torch.get_rng_state())
 
 
 class Together:

@@ -1,7 +1,8 @@
 """The simulated swarm: replicas train, reach their boundaries in the order of the simulated clock, and average.
 
 A worker thread holds the activations and gradients of one replica. A replica holds θ, φ, δ and its optimizer's moments.
-All random numbers come from the run's seed. No result depends on the order of the threads.
+All random numbers come from the run's seed. No result depends on the order of the threads: a model that draws numbers
+while it trains has one.
 """
 
 from __future__ import annotations

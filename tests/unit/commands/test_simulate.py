@@ -10,17 +10,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from peer.commands.simulate import world
 from peer.commands.simulate.exchanges import average, swap
 from peer.commands.simulate.meetings import Arrivals, choose_pairs
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.simulation import Simulation, save
 from peer.config.methods import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
+from peer.config.model import AutoModel
 from peer.config.schema import ExchangeConfig, InnerConfig
 from peer.errors import RunError, UserError
 from peer.exchange.group.rounding import Rounding
@@ -53,6 +56,22 @@ def test_muon_is_another_run_and_the_same_for_a_seed_whatever_the_threads() -> N
     assert one["swarm"]["val_loss_mean"] < one["curves"][0]["val_loss_mean"]
     other = without_clock(simulate(run={"inner": adamw}))
     assert one["curves"][0] == other["curves"][0] and one["swarm"] != other["swarm"]
+
+
+@pytest.mark.parametrize(("dropout", "threads"), [(0.1, 1), (0.0, 3)])
+def test_dropout_is_the_same_for_a_seed_too(
+    dropout: float, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing seeded it, and all threads drew from one generator. A model without it trains in several."""
+    from transformers import GPT2Config
+
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    GPT2Config(vocab_size=257, n_positions=16, n_embd=16, n_layer=1, n_head=2, **rates).save_pretrained(tmp_path)
+    run = {"model": AutoModel(name="auto", source=str(tmp_path))}
+    monkeypatch.setattr(world, "workers", used := Mock(wraps=world.workers))
+    one, two = (without_clock(simulate(run=run, workers=workers)) for workers in (1, 3))
+    assert one == two
+    assert [call.args[0] for call in used.call_args_list] == [1, threads]
 
 
 def test_the_averaged_model_is_evaluated_in_the_precision_of_the_replicas() -> None:
