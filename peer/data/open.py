@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,12 +37,18 @@ def batches(run: RunConfig, tokens: Tokens | Split, stream: int) -> data.BatchSt
     return DocumentStream(tokens, Shape(run.batch_size, length, run.data.shuffle), seed=run.seed, stream=stream)
 
 
-def read_ahead(run: RunConfig, stream: data.BatchStream, device: torch.device) -> data.BatchStream:
-    """``stream``, read ahead by a thread if reading takes time: training and reading overlap by one block."""
+def read_ahead(
+    run: RunConfig, stream: data.BatchStream, device: torch.device, away: Callable[[], bool] = lambda: False
+) -> data.BatchStream:
+    """``stream``, read ahead by a thread if reading takes time: training and reading overlap by one block. No batch is
+    waited for once this peer is ``away``.
+    """
     pin = has_streams(device)
-    if isinstance(run.data, Streamed):
-        return Prefetched(stream, pin=pin, depth=Shape(run.batch_size, 1, run.data.shuffle).batches)
-    return Prefetched(stream, pin=pin) if pin else stream  # tokens in memory take microseconds
+    if isinstance(stream, DocumentStream):
+        assert isinstance(run.data, Streamed)
+        depth = Shape(run.batch_size, 1, run.data.shuffle).batches
+        return Prefetched(stream, pin=pin, depth=depth, passed=stream.passed, away=away)
+    return Prefetched(stream, pin=pin, away=away) if pin else stream  # tokens in memory take microseconds
 
 
 def validation(run: RunConfig, tokens: Tokens) -> list[Tensor]:

@@ -5,7 +5,7 @@ pinned memory for a device that copies from it. Errors are raised in the thread 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 
 from torch import Tensor
@@ -15,17 +15,30 @@ from peer.data.batches import BatchStream, Cursor
 from peer.errors import RunError, UserError
 
 DEPTH = 8  # batches
-BATCH_TIMEOUT = 600.0  # seconds without a batch
+DATA_SILENCE = 600.0  # seconds without a batch and without a row
+LOOK = 1.0  # seconds between two looks at the rows
 CLOSING = 5.0  # seconds for the thread to end
 
 _Read = tuple[Tensor, int, Cursor | None]  # a batch, and the stream's position and cursor after it
 
 
 class Prefetched:
-    """``stream``, read ahead. ``position`` and ``cursor`` count the batches taken, not the batches read."""
+    """``stream``, read ahead. ``position`` and ``cursor`` count the batches taken, not the batches read.
 
-    def __init__(self, stream: BatchStream, *, pin: bool, depth: int = DEPTH) -> None:
+    ``passed``: rows that were read, skipped ones too. While it grows a batch is waited for, until the peer is ``away``.
+    """
+
+    def __init__(
+        self,
+        stream: BatchStream,
+        *,
+        pin: bool,
+        depth: int = DEPTH,
+        passed: Callable[[], int] = lambda: 0,
+        away: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._stream, self._pin, self._depth = stream, pin, depth
+        self._passed, self._away = passed, away
         self.position = stream.position
         self.cursor: Cursor | None = stream.cursor
         self._worker: Executor | None = None
@@ -38,11 +51,16 @@ class Prefetched:
         self.position, self.cursor = position, self._stream.cursor
 
     def take(self, count: int) -> Iterator[Tensor]:
-        """See :class:`BatchStream`. Raises the reader's error after the last good batch, again in each later call."""
+        """See :class:`BatchStream`. Raises the reader's error after the last good batch, again in each later call.
+
+        Fewer batches when this peer is away before they are read.
+        """
         for _ in range(count):
             self._worker = self._worker or clock.worker("data")
             while len(self._coming) <= self._depth:
                 self._coming.append(self._worker.submit(self._read))
+            if not self._came(self._coming[0]):
+                return
             batch, self.position, self.cursor = _result(self._coming[0])
             self._coming.popleft()
             yield batch
@@ -57,6 +75,18 @@ class Prefetched:
         self._coming.clear()
         self._stream.close()
 
+    def _came(self, future: Future[_Read]) -> bool:
+        """Wait for it; ``False`` if this peer is away before. Raises :class:`RunError` when the source is silent."""
+        before, left = self._passed(), DATA_SILENCE
+        while not clock.wait([future], LOOK).done:
+            now = self._passed()
+            before, left = now, DATA_SILENCE if now > before else left - LOOK
+            if self._away():
+                return False
+            if left <= 0:
+                raise RunError(f"run.data: no row was read in {DATA_SILENCE:.0f} s; does the disk or network hang?")
+        return True
+
     def _read(self) -> _Read:
         (batch,) = self._stream.take(1)
         return batch.pin_memory() if self._pin else batch, self._stream.position, self._stream.cursor
@@ -64,11 +94,8 @@ class Prefetched:
 
 def _result(future: Future[_Read]) -> _Read:
     try:
-        return clock.result(future, BATCH_TIMEOUT)
+        return future.result()
     except (UserError, RunError):
         raise
     except Exception as error:
-        if not future.done():
-            late = f"run.data: no batch was read in {BATCH_TIMEOUT:.0f} s; is the disk or network slow?"
-            raise RunError(late) from None
         raise RunError(f"run.data: {type(error).__name__}: {error}") from error

@@ -31,7 +31,7 @@ PUSH_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_
 class Pusher:
     """Pushes due checkpoints of the peer in ``folder``. The trainer calls it at boundaries; nothing here waits.
 
-    Only :meth:`close` waits, for the last push of a run that is done. ``files``: of a checkpoint, what the command reads.
+    Only :meth:`close` waits, for the last push of a run that is done. ``files``: of a checkpoint, those that are read.
     """
 
     def __init__(self, settings: PushConfig, folder: Path, stop: Stop, files: Sequence[str]) -> None:

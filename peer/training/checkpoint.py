@@ -73,8 +73,8 @@ class Checkpoints:
         self.folder, self._keep = folder, keep
 
     def require_space(self, bytes_each: int, beside: int = 0) -> None:
-        """Raise :class:`RunError` if :func:`disk_room` is less than the kept checkpoints, one more, and ``beside`` bytes:
-        a service tries again, and there may be room then. :class:`UserError` if the whole disk is too small.
+        """Raise :class:`RunError` if :func:`disk_room` is less than the kept checkpoints, one more and ``beside``
+        bytes: a service tries again, and there may be room then. :class:`UserError` if the whole disk is too small.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

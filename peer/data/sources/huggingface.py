@@ -35,6 +35,7 @@ class TableSource:
         self.names = [f"{Path(name).name}:{begin}:{len(table)}" for begin in range(0, len(table), self._range)]
         self.files = [0]
         self.parts = 1
+        self.passed = 0
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         begin = shard * self._range
@@ -42,6 +43,7 @@ class TableSource:
         for at in range(begin + start, end, TABLE_ROWS):
             with library_errors(self.position_text(shard, at - begin)):
                 rows = self._table[at : min(at + TABLE_ROWS, end)]
+            self.passed += TABLE_ROWS
             for index, value in enumerate(rows[self._column]):
                 row = at + index - begin
                 if wanted(row) and not _is_null(value):
@@ -61,17 +63,18 @@ class StreamedSource:
         self.names = [f"{Path(name).name}:{shard}:{self._count}" for shard in range(self._count)]
         self.files = [0]  # not each shard: every one that is begun is a file to fetch
         self.parts = parts(self._count, STREAMED_PIECES)
+        self.passed = 0
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
-        with library_errors(self.position_text(shard, start)):
-            one = self._rows.shard(num_shards=self._count, index=shard) if self._count > 1 else self._rows
-            found = iter(one.skip(start) if start else one)
-        for row in count(start):
+        with library_errors(self.position_text(shard, 0)):
+            found = iter(self._rows.shard(num_shards=self._count, index=shard) if self._count > 1 else self._rows)
+        for row in count():  # the library's own skip reads them too, and says nothing until it is done
             with library_errors(self.position_text(shard, row)):
                 it = next(found, None)
             if it is None:
                 return
-            if wanted(row) and not (self._column in it and _is_null(it[self._column])):
+            self.passed += 1
+            if row >= start and wanted(row) and not (self._column in it and _is_null(it[self._column])):
                 where = partial(self.position_text, shard, row)
                 yield row, document(it.get(self._column), it.get(MASK_COLUMN), where)
 

@@ -49,6 +49,7 @@ class JsonLines:
         self.names = [f"{part.path.name}:{part.begin}:{part.size}" for part in self._ranges]
         self.files = [shard for shard, part in enumerate(self._ranges) if not part.begin]
         self.parts = parts(len(self.names))
+        self.passed = 0
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         part = self._ranges[shard]
@@ -56,6 +57,7 @@ class JsonLines:
         row = -1
         try:
             for row, line in enumerate(_lines(part)):
+                self.passed += 1
                 if row >= start and wanted(row) and not line.isspace():
                     yield row, self._document(line, partial(self.position_text, shard, row))
         except BROKEN as error:
@@ -88,6 +90,7 @@ class JsonLines:
             with _opened(path) as file:
                 while piece := file.read(READ_BYTES):
                     rows += piece.count(b"\n")
+                    self.passed += 1  # a row of any length
         except BROKEN as error:
             raise UserError(
                 f"{path} row {rows + 1}: broken gzip: {_reason(error)}; nothing of the file was used, fetch it again"

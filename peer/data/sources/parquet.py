@@ -43,6 +43,7 @@ class Parquet:
         self.names = [f"{group.path.name}:{group.index}:{group.size}" for group in self._groups]
         self.files = [shard for shard, group in enumerate(self._groups) if not group.before]
         self.parts = parts(len(self.names))
+        self.passed = 0
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         import pyarrow
@@ -57,6 +58,7 @@ class Parquet:
                             mask = _value(batch.column(1)[index]) if len(group.columns) > 1 else None
                             yield row + index, document(_value(batch.column(0)[index]), mask, where)
                     row += batch.num_rows
+                    self.passed += batch.num_rows
         except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"{self.position_text(shard, row)}: cannot be read: {one_line(error, 200)}") from None
 

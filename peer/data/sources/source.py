@@ -24,12 +24,14 @@ PIECES = 64  # a data set has at least so many pieces, which each peer reads in 
 
 class DocumentSource(Protocol):
     """``names``: of the shards; a name contains the size. ``files``: the first shard of each file, or 0 alone.
-    ``parts``: a piece is every ``parts``-th row of a shard.
+    ``parts``: a piece is every ``parts``-th row of a shard. ``passed``: rows read so far, skipped ones too: it grows
+    while a resume looks for its row, which may take hours.
     """
 
     names: list[str]
     files: list[int]
     parts: int
+    passed: int
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         """The rows of ``shard`` from row ``start`` on for which ``wanted`` is true. Other rows are not parsed.

@@ -53,6 +53,10 @@ class DocumentStream:
     def cursor(self) -> Cursor:
         return {"place": list(astuple(self._place)), "files": self._split.fingerprint}
 
+    def passed(self) -> int:
+        """Rows of the source read so far, skipped ones too."""
+        return self._split.source.passed
+
     def resume(self, position: int, cursor: Cursor | None) -> None:
         """See :class:`BatchStream`. If the files have changed, the stream starts a new epoch with the new files."""
         self._batches, self.position, self._place = None, position, DataPosition()

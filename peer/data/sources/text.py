@@ -19,10 +19,12 @@ class Texts:
         self.names = [f"{path.name}:{size(path)}" for path in files]
         self.files = list(range(len(files)))
         self.parts = parts(len(files))
+        self.passed = 0
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         path = self._files[shard]
         for row, piece in enumerate(pieces(path)):
+            self.passed += 1
             if row >= start and wanted(row):
                 yield row, piece.decode("utf-8")
 

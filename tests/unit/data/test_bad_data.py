@@ -19,11 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData
+from peer.config.schema import RunConfig
 from peer.data import corpus, prefetch
 from peer.data.batches import TokenStream
+from peer.data.open import read_ahead
 from peer.data.prefetch import Prefetched
+from peer.data.sources.stream import DocumentStream
 from peer.errors import RunError, UserError
-from tests.unit.data.harness import LENGTH, jsonl, padded, stream, texts
+from tests.unit.data.harness import BATCH, LENGTH, jsonl, padded, source, stream, texts
 from tests.unit.parts import TEXT
 
 ROWS = [{"text": text} for text in texts(300)]
@@ -273,12 +276,65 @@ def test_a_batch_that_does_not_come_is_said_otherwise_than_a_timeout_of_the_sour
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ahead = Prefetched(Waiting(TEXT, batch_size=2, sequence_length=LENGTH, seed=0, stream=0), pin=False)
-    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"run\.data: no batch was read in 0 s; is the"):
-        patch.setattr(prefetch, "BATCH_TIMEOUT", 0.1)
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"run\.data: no row was read in 0 s; does the"):
+        patch.setattr(prefetch, "DATA_SILENCE", 0.1)
+        patch.setattr(prefetch, "LOOK", 0.01)
         next(ahead.take(1))
     Waiting.over.set()
     with pytest.raises(RunError, match=r"run\.data: TimeoutError: of the source"):
         next(ahead.take(1))
+    ahead.close()
+
+
+class Skipping(TokenStream):
+    """No batch comes before ``here``: it reads the rows before the place of a resume, one at each look at them."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT, batch_size=2, sequence_length=LENGTH, seed=0, stream=0)
+        self.here, self.rows = threading.Event(), 0
+
+    def passed(self) -> int:
+        self.rows += 1
+        if self.rows == 50:
+            self.here.set()
+        return self.rows
+
+    def take(self, count: int) -> Iterator[torch.Tensor]:
+        self.here.wait()
+        yield from super().take(count)
+
+
+def test_a_resume_far_inside_a_large_file_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had the time of one batch, so that on a slow line each restart ended in the same error."""
+    monkeypatch.setattr(prefetch, "DATA_SILENCE", 0.01)
+    monkeypatch.setattr(prefetch, "LOOK", 0.002)
+    stream = Skipping()
+    ahead = Prefetched(stream, pin=False, passed=stream.passed)
+    assert torch.equal(next(ahead.take(1)), stream.batch(0))
+    ahead.close()
+
+
+def test_a_stop_ends_the_wait_for_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "LOOK", 0.002)
+    stream = Skipping()
+    ahead = Prefetched(stream, pin=False, passed=stream.passed, away=lambda: 10 < stream.rows < 20)
+    assert list(ahead.take(3)) == [] and ahead.position == 0
+    stream.rows = 40  # it was a pause
+    assert [it.tolist() for it in ahead.take(3)] == [stream.batch(index).tolist() for index in range(3)]
+    ahead.close()
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "streaming", "parquet", "parquet text"])
+def test_a_source_counts_the_rows_that_a_resume_skips(kind: str, tmp_path: Path) -> None:
+    settings = source(kind, tmp_path)
+    reading = stream(settings)
+    ahead = read_ahead(RunConfig(batch_size=BATCH, data=settings), reading, torch.device("cpu"))
+    assert isinstance(reading, DocumentStream) and isinstance(ahead, Prefetched)
+    rows, before = reading._split.source.rows(0, 25, lambda row: True), ahead._passed()
+    assert next(rows)[0] == 25
+    assert ahead._passed() - before >= (25 if not kind.startswith("parquet") else 0)
+    list(rows)
+    assert ahead._passed() - before >= 30
     ahead.close()
 
 

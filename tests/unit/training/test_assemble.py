@@ -10,6 +10,7 @@ import pytest
 
 from peer.config.schema import CheckpointConfig, Config, MetricsConfig, PeerConfig, PushConfig, RunConfig
 from peer.errors import UserError
+from peer.process import Stop
 from peer.training import assemble
 
 
@@ -31,7 +32,12 @@ def test_a_run_that_begins_anew_keeps_the_earlier_one_elsewhere(
     monkeypatch.setattr(assemble, "member_node", Mock(side_effect=UserError("no node")))
     monkeypatch.setattr(assemble.log, "handle", caplog.handler.handle)
     monkeypatch.setattr(assemble.log, "level", logging.INFO)
-    files = ("checkpoints/latest", "rounds.jsonl", "evals.jsonl", "tensorboard/events")  # which draws a folder as one run
+    files = (
+        "checkpoints/latest",
+        "rounds.jsonl",
+        "evals.jsonl",
+        "tensorboard/events",
+    )  # which draws a folder as one run
     for name in files:
         (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "a" / name).write_text(name)
@@ -52,15 +58,18 @@ def test_a_push_needs_space_beside_the_checkpoints(
 ) -> None:
     """While a slow one ran, saves failed on a full disk, and a stop lost the state."""
     monkeypatch.setattr(assemble.logs, "setup", lambda peer, logfile: None)
-    for name in ("member_node", "connect", "corpus_of", "read_ahead", "Pusher"):
+    for name in ("member_node", "connect", "corpus_of", "Pusher"):
         monkeypatch.setattr(assemble, name, Mock())
+    monkeypatch.setattr(assemble, "read_ahead", read_ahead := Mock())
     state = Mock(checkpoint_bytes=100, push_bytes=50)
     monkeypatch.setattr(assemble.replica, "replica", Mock(return_value=state))
     monkeypatch.setattr(assemble.Checkpoints, "require_space", asked := Mock(side_effect=UserError("no space")))
     own = PeerConfig(name="a", push=push, metrics=MetricsConfig(port=0))
-    with (
-        pytest.raises(UserError, match="no space"),
-        assemble.assembled(Config(run=RunConfig(dir=tmp_path), peer=own), Mock()),
-    ):
+    config, signals = Config(run=RunConfig(dir=tmp_path), peer=own), Mock(stop=Stop())
+    with pytest.raises(UserError, match="no space"), assemble.assembled(config, signals):
         pass
     asked.assert_called_once_with(100, 50 if push else 0)
+    away = read_ahead.call_args.args[3]
+    assert not away()
+    signals.stop.request()
+    assert away()  # which ends the wait for a batch
