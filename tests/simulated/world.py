@@ -246,7 +246,7 @@ class World:
 
 
 class _Trace(logging.Handler):
-    """The product's log lines, as a part of the trace if ``shows``. Work in the background that fails is a violation."""
+    """The product's log lines, in the trace if ``shows``. Work in the background that fails is a violation."""
 
     def __init__(self, world: World, shows: bool) -> None:
         super().__init__()
