@@ -130,15 +130,16 @@ class GroupMatching(Matching):
                 return f"{leader.name} leads"
             self._known.notify(missing)
             await asyncio.sleep(0.05)
-        self._known.stayed_away(missing)
         self._leads = True
         try:
             group = await self._leader.gather(self._round, until)
         finally:
             self._leads = False
-        if group.links or group.lost or group.donor is not None or not (missing := self._known.missing(set())):
-            return group
-        return Group(self._round, lost=f"{', '.join(seat.name for seat in missing)} did not come")
+        alone = not (group.links or group.lost) and group.donor is None
+        if alone and (awaited := self._known.expected(set())):
+            group = Group(self._round, lost=f"{', '.join(seat.name for seat in awaited)} did not come")
+        self._known.stayed_away(missing)  # the next round is not lost for their sake
+        return group
 
     # -- on the network thread: in the background
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,13 @@ import pytest
 
 from peer import clock
 from peer.p2p.budgets import Proven
+from peer.process import LoopContext
 from peer.rounds.backoff import PeerBackoff
+from peer.rounds.state import Lineage
 from peer.rounds.types import Seat
+from peer.swarm.context import BoundaryClock, SwarmContext
+from peer.swarm.grouping.gathering import GroupMatching
+from peer.swarm.grouping.messages import LeaderNotice
 from peer.swarm.grouping.roster import (
     COST_FACTOR,
     MEMBER_BACKOFF,
@@ -19,6 +25,7 @@ from peer.swarm.grouping.roster import (
     UNREACHED_PHASES,
     KnownMembers,
 )
+from tests.unit.virtual import run
 
 
 def known(backoff: PeerBackoff, phase: float | None = 2.0, patience: float = 600.0) -> Any:
@@ -290,3 +297,43 @@ def test_who_does_not_reach_a_member_that_lives_lets_another_one_lead_once() -> 
     it._unreached = True
     assert it.successor([]) is None and it.successor(present) == present[0]
     assert it.successor(present) is None
+
+
+class ToldMember:
+    """Of a group that A leads. It is alive, takes each notice, and does not join: it has made no inner step."""
+
+    def __init__(self) -> None:
+        self.notices: list[LeaderNotice] = []
+        self.peer_id, self.name, self.addresses = "B", "b", ()
+        self.state, self.config = "training", "c"
+
+    async def open_to_member(self, *_: Any) -> Any:
+        return SimpleNamespace(send_last=self._notice)
+
+    async def _notice(self, notice: LeaderNotice, timeout: float) -> None:
+        self.notices.append(notice)
+
+
+def test_a_live_member_that_does_not_join_costs_its_leader_one_round() -> None:
+    """Each round was lost as long as another member had made no step: this peer trained, and took no outer step."""
+
+    async def scene() -> None:
+        other = ToldMember()
+        node: Any = SimpleNamespace(
+            peer_id="A",
+            proven=Proven(),
+            addresses=(),
+            member=SimpleNamespace(name="a", config="c"),
+            open_to_member=other.open_to_member,
+            background=asyncio.ensure_future,
+        )
+        members: Any = SimpleNamespace(live=lambda: [other])
+        training = LoopContext()
+        counters: Any = SimpleNamespace(round=0, boundary_step=0, lineage=Lineage("x"))
+        context = SwarmContext(node, members, BoundaryClock(training.progress), training, counters, 10)
+        matching = GroupMatching(context, 600.0, equal=True)
+        groups = [await matching._gather() for _ in range(3)]
+        assert [group.lost for group in groups] == ["b did not come", "", ""]
+        assert other.notices and not any(group.links for group in groups)
+
+    run(scene())
