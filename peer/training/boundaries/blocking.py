@@ -20,7 +20,6 @@ from peer.training.boundaries.boundary import Boundary
 
 log = get_logger("boundary")
 
-ROUND_TRIES = 2  # of one round: it is repeated once without the member that failed
 LONGER = 10.0  # times this peer's momentum, or the distance of the slow weights: the longest momentum to take
 LAST_DONORS = 3  # asked by who has lost the last round
 WORSE = 1.2  # times the loss of this peer's slow weights: those of a round later may be so much worse
@@ -46,25 +45,15 @@ class Blocking(Boundary):
 
     def cross(self, inner: InnerReport) -> bool:
         """Average with the group and take the outer step. The next inner phase can begin when it returns."""
-        phase, ends = self.phase, self.phase_length.steps_left <= 0
         self.rollback.trained(inner)
-        if ends:  # that takes long after the last step, and its partner may be done much sooner
+        if self.phase_length.steps_left <= 0:  # that takes long after the last step, and its partner may be done sooner
             self.judge()
-        for _ in range(ROUND_TRIES):
-            with phase("match"):
-                group = self.presence.group_for(self.counters.round)
-                if group.donor is not None:
-                    group = self.caught_up(group.donor)
-                phase_seconds = self.context.progress.phase_seconds
-                group = replace(group, tokens=self.counters.phase_tokens, phase_seconds=phase_seconds)
-            self.judge()  # the partner waits for parts more patiently than for a peer that has not come
-            group = self.presence.still(group)
-            with phase("exchange"):
-                averaged = self.exchange.average(self.outer.contribution(), group)
-            self._note_unheard(averaged)
-            if not self.repeats(averaged):
-                break
-        with phase("apply"), self.outer.slow.changing:
+        averaged = self._attempt()
+        if self._repeats(averaged):
+            what = fields(round=self.counters.round + 1, outcome=averaged.outcome)
+            log.warning("repeating a round without the member that failed: %s detail=%r", what, averaged.detail)
+            averaged = _with_bytes_of(averaged, self._attempt())
+        with self.phase("apply"), self.outer.slow.changing:
             if averaged.outcome is Outcome.MERGED and isinstance(self.outer, NoLoCo):
                 correction = self.outer.merge(averaged.mean)
                 self.rollback.begin([(0, correction)], averaged)
@@ -73,6 +62,23 @@ class Blocking(Boundary):
             self.state.cross_boundary(averaged.digest, members=len(averaged.partners) + 1)
         self.report(self.reached(inner), averaged)
         return True
+
+    def _attempt(self) -> Averaged:
+        """Find a group and exchange."""
+        phase = self.phase
+        with phase("match"):
+            group = self.presence.group_for(self.counters.round)
+            if group.donor is not None:
+                group = self.caught_up(group.donor)
+            phase_seconds = self.context.progress.phase_seconds
+            group = replace(group, tokens=self.counters.phase_tokens, phase_seconds=phase_seconds)
+        self.judge()  # the partner waits for parts more patiently than for a peer that has not come
+        group = self.presence.still(group)
+        with phase("exchange"):
+            averaged = self.exchange.average(self.outer.contribution(), group)
+        self._note_unheard(averaged)
+        self.presence.ended(averaged)
+        return averaged
 
     def abandon(self) -> None:
         """Forget the change whose verdict was lost, too: the state that replaces this one does not have it."""
@@ -140,9 +146,13 @@ class Blocking(Boundary):
                 return f"with the slow weights of {donor} the loss is {loss:.4g}, with its own {usual:.4g}"
         return ""
 
-    def repeats(self, averaged: Averaged) -> bool:
-        """Report the end of the exchange; returns whether a member's failure is a reason to repeat it without it."""
-        self.presence.ended(averaged)
+    def _repeats(self, averaged: Averaged) -> bool:
+        """Is a member's failure a reason to repeat the round, once, without it?"""
         if self.outer.grouping is not Grouping.EVERYONE or self.context.away:
             return False
         return averaged.culprits[:1] not in ((), (self.presence.peer_id,))
+
+
+def _with_bytes_of(earlier: Averaged, averaged: Averaged) -> Averaged:
+    sent, received = earlier.bytes_sent + averaged.bytes_sent, earlier.bytes_received + averaged.bytes_received
+    return replace(averaged, bytes_sent=sent, bytes_received=received)

@@ -446,11 +446,18 @@ def test_after_the_last_inner_step_nobody_looks_long_for_a_partner(scene: Scene)
 
 @pytest.mark.parametrize(("culprits", "tries"), [(("another",), 2), (("another", "me"), 2), (("me",), 1), ((), 1)])
 def test_a_round_of_everyone_is_repeated_once_without_the_member_that_broke_it(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, culprits: tuple[str, ...], tries: int
+    scene: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    culprits: tuple[str, ...],
+    tries: int,
 ) -> None:
+    """The first attempt left no trace, and its bytes were nobody's."""
     monkeypatch.setattr(NoLoCo, "grouping", Grouping.EVERYONE)
     monkeypatch.setattr(NoLoCo, "equal_replicas", True)
-    failed = Averaged(torch.empty(0), Outcome.TIMEOUT, culprits=culprits)
+    failed = Averaged(
+        torch.empty(0), Outcome.TIMEOUT, culprits=culprits, bytes_sent=3, bytes_received=5, detail="b is the slowest"
+    )
     exchange: Any = Exchange(failed, failed)
     inner, before = scene.train(), scene.state.outer.slow.phi.clone()
     assert Blocking(*scene.parts(), exchange).cross(inner)
@@ -458,7 +465,11 @@ def test_a_round_of_everyone_is_repeated_once_without_the_member_that_broke_it(
     assert {group.tokens for group in exchange.groups} == {inner.tokens}
     assert torch.equal(scene.state.outer.slow.phi, before)  # a round that has failed changes nobody's
     assert scene.state.counters.round == 1 and scene.reporter.last is not None
-    assert scene.reporter.last.averaged.outcome is Outcome.TIMEOUT
+    averaged = scene.reporter.last.averaged
+    assert averaged.outcome is Outcome.TIMEOUT
+    assert (averaged.bytes_sent, averaged.bytes_received) == (3 * tries, 5 * tries)
+    told = [it.getMessage() for it in caplog.records if it.getMessage().startswith("repeating a round")]
+    assert len(told) == tries - 1 and all("outcome=timeout detail='b is the slowest'" in it for it in told)
 
 
 @pytest.mark.parametrize(("gives", "taken"), [("more", True), ("as much", False), ("nothing", False), ("early", False)])
