@@ -118,6 +118,7 @@ class Blocking(Boundary):
             return Group(self.counters.round, lost=objection)
         counted, self._unheard = self._unheard, None
         self.state.rebase(state, counted.own if counted and counted.lineage == state.lineage else None)
+        self.cut()  # the donor may have begun its next inner phase, and the group meets at the end of it
         again = self.presence.group_for(self.counters.round)
         return again if again.donor is None else Group(self.counters.round, lost="the group's slow weights changed")
 

@@ -534,6 +534,20 @@ def test_the_weights_that_a_member_calls_the_groups_are_taken_if_they_are_no_wor
         torch.testing.assert_close(theta(scene.state), before)
 
 
+@pytest.mark.parametrize("done", [0, 3, H])
+def test_who_takes_a_state_from_within_a_phase_is_at_the_end_of_that_phase(scene: Scene, done: int) -> None:
+    """Its steps stayed off from the group's: its learning rate too, and the end of its run came later."""
+    scene.train()
+    presence: Any = scene.presence
+    vectors = [torch.zeros_like(it) for it in scene.state.vectors()]
+    presence.state_of = lambda donor, room: State(
+        2 * H, 2, vectors, lineage=Lineage("theirs", 9), phase_steps_done=done
+    )
+    boundary = Blocking(*scene.parts(), Exchange())
+    boundary.caught_up(Seat("a", "peer-a"))
+    assert scene.state.inner.step == 3 * H and scene.length.remaining() == 0
+
+
 @pytest.mark.parametrize("used", [True, False])
 def test_a_change_whose_verdict_was_lost_is_kept_only_if_the_group_has_not_used_it(scene: Scene, used: bool) -> None:
     phi = scene.state.outer.slow.phi.clone()
