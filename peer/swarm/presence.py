@@ -225,12 +225,12 @@ class Presence:
             self.matching.avoid(peer_id, offence=offence, late=outcome is Outcome.TIMEOUT)
             self._node.proven.discard(peer_id)
 
-    def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
-        """The verified state of a member of the group in ``room``, or ``None``."""
+    def state_of(self, donor: Seat, room: Sequence[Tensor], least: int = 0) -> State | None:
+        """The verified state of a member of the group in ``room``, or ``None``. ``least``: see :func:`take_from`."""
         limit = catch_up_limit(self._context.boundary.progress.phase_seconds)
         ours = [it for it in self._members.live() if it.config == self._node.member.config]
         most = furthest([*ours, self._record()], self._context.inner_steps, self._context.tokens_per_step())
-        state = take_from(self._context, donor, room, limit, most)
+        state = take_from(self._context, donor, room, limit, most, least)
         if state is None:
             self.matching.gave_no_state(donor.peer_id)
         return state

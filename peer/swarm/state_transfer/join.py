@@ -89,13 +89,18 @@ def take_state(
 
 
 def take_from(
-    context: SwarmContext, donor: Seat, room: Sequence[Tensor], timeout: float, most: tuple[float, float]
+    context: SwarmContext,
+    donor: Seat,
+    room: Sequence[Tensor],
+    timeout: float,
+    most: tuple[float, float],
+    least: int = 0,
 ) -> State | None:
     """The verified state of one member, which is asked again while it is busy: a group sends many members to one.
 
     ``None`` when it fails, takes more than ``timeout`` seconds or would at the rate that a quarter of them has shown,
     or when this peer stops or pauses. ``room``: as in :func:`take_state`. ``most``: the round and the step that it can
-    have reached.
+    have reached. Raises :class:`DonorBehind`, before any part comes, when it is not at round ``least``.
     """
     until = clock.monotonic() + timeout
 
@@ -103,7 +108,7 @@ def take_from(
         while True:
             with contextlib.suppress(DonorBusy):
                 left = until - clock.monotonic()
-                return await download(context.node, donor, PartialState(room), most=most, within=left)
+                return await download(context.node, donor, PartialState(room), least, most=most, within=left)
             await asyncio.sleep(ASK_ALL_PAUSE)
 
     try:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from peer import clock
 from peer.exchange.average import Exchange
 from peer.logs import fields, get_logger
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import Lineage, State
+from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Group, Grouping, Outcome, Seat
+from peer.swarm.state_transfer.download import DonorBehind
 from peer.training.boundaries.boundary import Boundary
 
 log = get_logger("boundary")
 
 LONGER = 10.0  # times this peer's momentum, or the distance of the slow weights: the longest momentum to take
 LAST_DONORS = 3  # asked by who has lost the last round
+REPEAT_PAUSE, LONGEST_REPEAT_PAUSE = 1.0, 10.0  # seconds until the next of them is asked, while they may repeat it
 WORSE = 1.2  # times the loss of this peer's slow weights: those of a round later may be so much worse
 
 
@@ -95,9 +100,20 @@ class Blocking(Boundary):
                 self._take_last()
 
     def _take_last(self) -> None:
-        others, reason = self.presence.others(), "no member has more"
-        for it in random.sample(others, min(LAST_DONORS, len(others))):
-            state = self.presence.state_of(Seat(it.peer_id, it.name, tuple(it.addresses)), self.state.room())
+        """From a member that has more. Others may repeat the round meanwhile: they are asked again when they have."""
+        others, reason, room = self.presence.others(), "no member has more", self.state.room()
+        donors = deque(random.sample(others, min(LAST_DONORS, len(others))))
+        pause, until = REPEAT_PAUSE, clock.monotonic() + catch_up_limit(self.context.progress.phase_seconds)
+        while donors and not self.context.away:
+            it = donors.popleft()
+            try:
+                state = self.presence.state_of(Seat(it.peer_id, it.name, tuple(it.addresses)), room, self.counters.round)
+            except DonorBehind:
+                if clock.monotonic() < until:
+                    donors.append(it)
+                    clock.sleep(pause)
+                    pause = min(2 * pause, LONGEST_REPEAT_PAUSE)
+                continue
             more = state is not None and state.lineage.contributions > self.counters.lineage.contributions
             if state is None or not more or state.step != self.state.inner.step:
                 continue

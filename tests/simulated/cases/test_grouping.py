@@ -8,7 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from peer.exchange.group.wire import GroupFailure
+from peer.rounds.types import Outcome
 from peer.swarm import presence
 from peer.swarm.grouping.roster import GATHER_PROTOCOL
 from peer.telemetry.run_log import Row
@@ -112,6 +115,33 @@ def test_a_member_counts_those_whom_it_avoids_when_its_leader_has_let_them_in() 
         rows = [row for peer in world.peers for row in world.rounds(peer)]
         merged = [row for row in rows[:-1] if row["outcome"] == "merged"]
         assert len(merged) > 30 and {len((row["partner"] or "").split(",")) for row in merged} == {2}
+
+
+def test_who_makes_the_first_attempt_of_the_last_round_fail_takes_what_the_others_then_average() -> None:
+    """It asked them before they had repeated the round: each was at the boundary before, and it asked nobody again."""
+    machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
+    steps = 100
+    ends = Scenario(0, "group", (machine,) * 4, (), 90.0, inner_steps=10, numel=300, codec="none", steps=steps)
+    with in_a_folder(ends) as world:
+
+        def break_the_last() -> None:
+            trainer: Any = world.peers[0].trainer
+            exchange, combine = trainer.boundary.exchange, trainer.boundary.exchange._combine
+
+            async def broken(own: Any, streams: Any) -> None:
+                if trainer.inner.step == steps:
+                    raise GroupFailure(streams.assembly.me, Outcome.TIMEOUT, "its line is cut")
+                await combine(own, streams)
+
+            exchange._combine = broken
+
+        world.loop.call_later(20.0, break_the_last)
+        assert not world.run().violations
+        last = [world.rounds(peer)[-1] for peer in world.peers]
+        assert [row["step"] for row in last] == [steps] * 4
+        assert [row["outcome"] for row in last] == ["timeout", *["merged"] * 3]
+        weights = [peer.disk.tensors["phi"] for peer in world.peers]
+    assert all(torch.equal(it, weights[1]) for it in weights)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from peer.swarm.state_transfer.donor import (
     StateReceived,
     StateRequest,
 )
-from peer.swarm.state_transfer.download import PartialState, download
+from peer.swarm.state_transfer.download import DonorBehind, PartialState, download
 from peer.swarm.state_transfer.join import ASK_ALL_PAUSE, HURRY, take_from
 from tests.unit.virtual import RATE, stream_pair, took
 
@@ -182,6 +182,16 @@ def test_a_state_that_cannot_come_while_the_group_waits_is_given_up_at_a_quarter
     began, most = clock.monotonic(), (10.0, 1000.0)
     state = take_from(context, Seat("Qm", "donor"), [torch.zeros(NUMEL)], CATCH_UP_LEAST, most)
     assert clock.monotonic() - began == took(seconds, more=0.3) and (state is not None) == gives
+
+
+def test_a_member_that_has_not_ended_the_round_sends_no_part(thread: LoopThread) -> None:
+    """Who asks it again and again would take a whole state in vain each time."""
+    node = SimpleNamespace(call=thread.call, open_to_member=OneDonor(begin).open_to_member)
+    context: Any = SimpleNamespace(node=node, away=False)
+    room = torch.zeros(NUMEL)
+    with pytest.raises(DonorBehind):
+        take_from(context, Seat("Qm", "donor"), [room], CATCH_UP_LEAST, (10.0, 1000.0), 2)
+    assert not room.any()
 
 
 def test_a_large_state_may_take_its_donor_longer_to_copy(thread: LoopThread) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from peer import clock
 from peer.config.load import load
 from peer.errors import RunError
 from peer.exchange.pair.mailbox import OpenPart, overlapped_parts
@@ -21,6 +24,7 @@ from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, Contribution
 from peer.rounds.state import Lineage, State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
+from peer.swarm.state_transfer.download import DonorBehind
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.telemetry.report import Reporter
 from peer.training.boundaries.blocking import Blocking
@@ -31,6 +35,7 @@ from peer.training.validation import Validation
 from tests.swarm.support.harness import DEMO, TINY
 from tests.unit import parts
 from tests.unit.late_device import LateDevice
+from tests.unit.virtual import took
 
 H, TOTAL = 5, 100
 
@@ -486,7 +491,8 @@ def test_who_loses_the_last_round_takes_what_the_group_has(
     theirs = State(step, 1, vectors, lineage=Lineage("theirs", count), donor="c")
     worse = State(TOTAL, 1, [own * torch.nan, torch.zeros_like(own)], lineage=Lineage("b's", 0), donor="b")
 
-    def state_of(donor: Seat, room: Any) -> State | None:
+    def state_of(donor: Seat, room: Any, least: int) -> State | None:
+        assert least == scene.state.counters.round == 1
         return None if gives == "nothing" else worse if donor.peer_id == "b" else theirs
 
     others = [SimpleNamespace(peer_id=it, name=it, addresses=[]) for it in "bc"]
@@ -502,6 +508,31 @@ def test_who_loses_the_last_round_takes_what_the_group_has(
     boundary.finish()
     assert torch.equal(theta(scene.state), theirs.vectors[0] if taken else before)
     assert scene.state.inner.step == TOTAL
+
+
+@pytest.mark.parametrize("repeated_after", [0.0, 20.0, math.inf])
+def test_donors_that_are_still_in_the_last_round_are_asked_by_turns_for_a_while(
+    virtual: Any, scene: Scene, repeated_after: float
+) -> None:
+    """Who made its first attempt fail asked each once, milliseconds later, and none had repeated it."""
+    presence: Any = scene.presence
+    began, asked = clock.monotonic(), Counter[str]()
+    theirs = State(0, 1, [torch.ones_like(it) for it in scene.state.vectors()], lineage=Lineage("theirs", 9))
+
+    def state_of(donor: Seat, room: Any, least: int) -> State:
+        asked[donor.peer_id] += 1
+        if clock.monotonic() - began < repeated_after:
+            raise DonorBehind
+        return theirs
+
+    presence.others = lambda: [SimpleNamespace(peer_id=it, name=it, addresses=[]) for it in "bcd"]
+    presence.state_of = state_of
+    boundary = Blocking(*scene.parts(), Exchange())
+    boundary._objection = lambda *_: ""  # type: ignore[method-assign]
+    boundary._take_last()
+    assert torch.equal(theta(scene.state), theirs.vectors[0]) == (repeated_after < math.inf)
+    assert max(asked.values()) <= 4  # more of them a donor does not answer (STATE_REQUESTS)
+    assert clock.monotonic() - began == took(0.0 if not repeated_after else 25.0 if repeated_after == 20.0 else 65.0)
 
 
 @pytest.mark.parametrize("gives", ["better", "worse", "nothing like it", "nothing", "a long momentum"])
