@@ -20,6 +20,7 @@ from peer.outer.noloco import NoLoCo
 from peer.outer.opening import PartOpening
 from peer.rounds.contribution import host_vector, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, State
+from peer.rounds.types import Grouping
 
 
 class Trained(Protocol):
@@ -56,7 +57,7 @@ class OuterState(ABC):
         self.inner, self.outer = inner, outer
         self.kept = outer.slow.zeros() if feedback else None  # what rounding has kept back (exchange/group/feedback.py)
         self.counters = Counters()
-        if outer.equal_replicas:  # peers with different initial weights first take the same ones
+        if outer.grouping is Grouping.EVERYONE:  # peers with different initial weights first take the same ones
             self.counters.lineage = Lineage(self._fingerprint())
         self.replaced = 0  # times that other weights have replaced these
 

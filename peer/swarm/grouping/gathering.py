@@ -91,7 +91,7 @@ class GroupMatching(Matching):
         with self._boundary.at_end_of(self._boundary.progress.phases):
             found = await self._found(clock.monotonic() + self._known.longest(self._node.peer_id))
         if found.assembly is not None and not self._equal:
-            self._ahead = self._context.counters.round - found.round  # nobody takes the count of another with weights
+            self._ahead = self._context.counters.round - found.round  # few take the count of another with weights
         if found.donor is None:
             self._round = self._context.counters.round - self._ahead + 1  # from now on members join for the next round
             self._leader.round_began()

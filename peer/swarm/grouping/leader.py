@@ -134,11 +134,10 @@ class GroupLeader:
                 self.close()
                 return Group(round, lost="asked to stop")
             if not late or clock.monotonic() >= until:
-                outdated = self._outdated(own) if self._equal else None
-                if outdated is None:
+                reference, outdated_members = self._outdated(own)
+                if not outdated_members and not self._must_update(own, reference):
                     return await self._send_roster(me, round, phase_seconds)
-                reference, outdated_members = outdated
-                if own != reference:
+                if self._must_update(own, reference):
                     self._gathering = False
                     self._context.node.background(self._keep_waiting(me, catch_up))
                     held = [it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference]
@@ -224,16 +223,20 @@ class GroupLeader:
 
     # -- which slow weights count
 
-    def _outdated(self, own: Lineage) -> tuple[Lineage, list[JoinedMember]] | None:
-        """The lineage with the most contributions (of equals, the most frequent one) and the members without it.
+    def _outdated(self, own: Lineage) -> tuple[Lineage, list[JoinedMember]]:
+        """The lineage with the most contributions (of equals, the most frequent one) and the members that must take it.
 
         Contributions count before members: a swarm that comes back from checkpoints goes on from the newest one, and
         after a split many peers that began anew do not undo what a few have trained.
         """
         held = Counter([own, *(it.ready.lineage for it in self._joined.values() if it.ready is not None)])
         reference = max(held, key=lambda lineage: (lineage.contributions, held[lineage], lineage.digest))
-        outdated_members = [it for it in self._joined.values() if it.ready and it.ready.lineage != reference]
-        return (reference, outdated_members) if outdated_members or own != reference else None
+        ready = [(it, it.ready.lineage) for it in self._joined.values() if it.ready is not None]
+        return reference, [it for it, lineage in ready if self._must_update(lineage, reference)]
+
+    def _must_update(self, lineage: Lineage, reference: Lineage) -> bool:
+        """Unequal replicas need equal weights to begin with only: their builds may have drawn different ones."""
+        return lineage != reference and (self._equal or not lineage.contributions)
 
     async def _update(self, me: Seat, reference: Lineage, outdated_members: list[JoinedMember], seconds: float) -> None:
         """Tell them to take the state of a member that has the right slow weights, within so many ``seconds``."""

@@ -106,8 +106,9 @@ class Blocking(Boundary):
         pause, until = REPEAT_PAUSE, clock.monotonic() + catch_up_limit(self.context.progress.phase_seconds)
         while donors and not self.context.away:
             it = donors.popleft()
+            seat = Seat(it.peer_id, it.name, tuple(it.addresses))
             try:
-                state = self.presence.state_of(Seat(it.peer_id, it.name, tuple(it.addresses)), room, self.counters.round)
+                state = self.presence.state_of(seat, room, self.counters.round)
             except DonorBehind:
                 if clock.monotonic() < until:
                     donors.append(it)
@@ -145,7 +146,7 @@ class Blocking(Boundary):
         repetition of the round succeeds, and in the next round, when the exchange uses its buffer for another one.
         """
         round, lineage = self.counters.round, self.counters.lineage
-        if averaged.unheard:
+        if averaged.unheard and self.outer.equal_replicas:  # others take their own step then
             self._unheard = Unheard(round, lineage.after(averaged.unheard, len(averaged.partners) + 1), averaged.mean)
         elif averaged.outcome in (Outcome.MERGED, Outcome.ALONE) or (self._unheard and self._unheard.round != round):
             self._unheard = None

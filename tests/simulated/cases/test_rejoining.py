@@ -10,6 +10,7 @@ from torch import Tensor
 
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.p2p.stream import StreamLost
+from peer.rounds.state import Lineage
 from tests.simulated.loop import PROCESS
 from tests.simulated.scenario import Fault, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
@@ -67,6 +68,31 @@ def test_a_member_with_more_rounds_behind_it_is_waited_for() -> None:
         ahead = world.rounds(world.peers[0])[:-1]
         healed = [row for row in ahead if row["outcome"] == "merged"][-13:]
         assert len(healed) == 13 and sum(row["seconds"]["match"] > 3.0 for row in healed) <= 1  # 5 then
+
+
+@pytest.mark.parametrize("starts", [0.0, 4.0])
+def test_decoupled_members_whose_builds_drew_other_weights_begin_with_the_same(starts: float) -> None:
+    """Each kept its own for ever, and they averaged what has nothing in common. The last one begins with the others, or
+    near the end of their first round.
+    """
+    machines = (MACHINE, MACHINE, replace(MACHINE, starts=starts))
+    with in_a_folder(Scenario(0, "decoupled", machines, (), 60.0, inner_steps=10, numel=300, codec="none")) as world:
+        other: Any = world.peers[-1]
+        make, states = other._state, list[Any]()
+
+        def drawn(*given: Any) -> Any:
+            state = make(*given)
+            slow = state.outer.slow
+            slow.phi.mul_(-1.0)
+            slow.write_fast()
+            state.counters.lineage = Lineage(state._fingerprint())
+            states.append(state)
+            return state
+
+        other._state = drawn
+        assert not world.run().violations
+        assert {row["outcome"] for row in world.rounds(other)[1:-1]} == {"merged"}
+    assert [state.replaced for state in states] == [1]
 
 
 @pytest.mark.parametrize(

@@ -426,8 +426,7 @@ def test_the_lineage_that_counts(own: tuple[str, int], others: list[tuple[str, i
         for name, lineage in zip("bcd", others, strict=False):
             await harness.ready(name, Lineage(*lineage))
         await asyncio.sleep(0.1)
-        found = harness.leader._outdated(Lineage(*own))
-        assert found is not None and found[0].digest == reference
+        assert harness.leader._outdated(Lineage(*own))[0].digest == reference
 
     run(scene)
 
@@ -436,6 +435,26 @@ def test_unequal_replicas_have_no_lineage_to_compare() -> None:
     async def scene(harness: Harness) -> None:
         await harness.ready("b", lineage=OTHER)
         assert len((await harness.gather()).links) == 1
+
+    run(scene, equal=False)
+
+
+@pytest.mark.parametrize("done", [0, 9])
+def test_unequal_replicas_begin_with_the_same_weights(done: int) -> None:
+    """Those of another build, which drew other weights from the seed, had the others' changes on them for ever."""
+
+    async def scene(harness: Harness) -> None:
+        fresh, right = await harness.ready("b", lineage=Lineage("other", 0)), Lineage("x", done)
+        if not done:
+            await harness.ready("c", lineage=right)
+        gathering = asyncio.ensure_future(harness.gather(lineage=right))
+        assert isinstance(await decision(fresh), OutOfDate)
+        await fresh.send(MemberReady(lineage=right), 1)
+        assert len((await gathering).links) == (1 if done else 2)
+        await harness.join("d")
+        await harness.ready("d", lineage=OTHER)
+        found = await harness.gather(lineage=Lineage("other", 0))  # now it is this peer that has no round
+        assert found.donor is not None and found.donor.peer_id == "d"
 
     run(scene, equal=False)
 

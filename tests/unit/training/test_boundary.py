@@ -579,19 +579,24 @@ def test_who_takes_a_state_from_within_a_phase_is_at_the_end_of_that_phase(scene
     assert scene.state.inner.step == 3 * H and scene.length.remaining() == 0
 
 
-@pytest.mark.parametrize("used", [True, False])
-def test_a_change_whose_verdict_was_lost_is_kept_only_if_the_group_has_not_used_it(scene: Scene, used: bool) -> None:
+@pytest.mark.parametrize(("equal", "used"), [(True, True), (True, False), (False, False)])
+def test_a_change_whose_verdict_was_lost_is_kept_only_if_the_group_has_not_used_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, equal: bool, used: bool
+) -> None:
+    """Unequal replicas have taken their own outer step then, and what they share is of another length."""
+    monkeypatch.setattr(NoLoCo, "equal_replicas", equal)
     phi = scene.state.outer.slow.phi.clone()
     scene.train()
     given = theta(scene.state) - phi
     boundary = Blocking(*scene.parts(), Exchange())
-    missed = Averaged(given.clone(), Outcome.TIMEOUT, partners=("a", "b"), unheard="digest")
+    mean = given.clone() if equal else given[:3].clone()
+    missed = Averaged(mean, Outcome.TIMEOUT, partners=("a", "b"), unheard="digest")
     boundary._note_unheard(missed)
     scene.state.cross_boundary()
     scene.train()
     since = theta(scene.state) - phi
     presence: Any = scene.presence
-    lineage = Lineage().after("digest" if used else "another", 3)
+    lineage = Lineage().after("another" if equal and not used else "digest", 3)
     presence.state_of = lambda donor, room: State(9, 1, [phi + 1, torch.zeros_like(phi)], lineage=lineage)
     boundary.caught_up(Seat("a", "peer-a"))
     kept = theta(scene.state) - scene.state.outer.slow.phi
@@ -615,8 +620,9 @@ def test_a_state_that_a_program_restores_does_not_have_a_change_whose_verdict_wa
 
 @pytest.mark.parametrize(("outcome", "rounds"), [(Outcome.ALONE, 0), (Outcome.MERGED, 0), (Outcome.TIMEOUT, 1)])
 def test_a_lost_verdict_is_forgotten_when_its_change_is_used_or_no_longer_held(
-    scene: Scene, outcome: Outcome, rounds: int
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, rounds: int
 ) -> None:
+    monkeypatch.setattr(NoLoCo, "equal_replicas", True)
     boundary = Blocking(*scene.parts(), Exchange())
     boundary._note_unheard(Averaged(torch.zeros(1), Outcome.TIMEOUT, unheard="digest"))
     boundary._note_unheard(Averaged(torch.zeros(1), Outcome.TIMEOUT))  # the same round is repeated

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.config.methods import DiLoCoConfig, LocalConfig, NoLoCoConfig
+from peer.config.methods import DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig
 from peer.config.schema import RunConfig
 from peer.outer.method import outer_method
 from peer.outer.slow_weights import SlowWeights
@@ -139,10 +139,10 @@ def test_a_checkpoint_that_is_older_than_the_last_rounds_is_no_reason_to_do_them
         assert resumed.counters.round == (2 if taken else 1), reached
 
 
-def test_equal_replicas_whose_builds_drew_other_weights_are_not_of_one_lineage() -> None:
+@pytest.mark.parametrize("method", [DiLoCoConfig(name="diloco"), DecoupledConfig(name="decoupled")])
+def test_groups_whose_builds_drew_other_weights_are_not_of_one_lineage(method: DiLoCoConfig | DecoupledConfig) -> None:
     """They averaged the changes of unrelated models for ever."""
-    diloco = DiLoCoConfig(name="diloco")
-    zero, same, one = (state_by(diloco, seed).counters.lineage for seed in (0, 0, 1))
+    zero, same, one = (state_by(method, seed).counters.lineage for seed in (0, 0, 1))
     assert zero == same != one and zero.contributions == one.contributions == 0
     assert state_by(NoLoCoConfig(), 0).counters.lineage == Lineage()  # its replicas differ anyway
 
@@ -163,7 +163,7 @@ def test_a_peer_without_exchange_takes_no_weights_of_others(resumed: bool) -> No
     assert alone.counters.root and alone.counters.root != donor.counters.root
 
 
-def state_by(method: NoLoCoConfig | DiLoCoConfig | LocalConfig, seed: int = 0) -> PeerState:
+def state_by(method: NoLoCoConfig | DiLoCoConfig | DecoupledConfig | LocalConfig, seed: int = 0) -> PeerState:
     net = parts.network(seed)
     outer = outer_method(RunConfig(outer=method), SlowWeights(net.named_parameters()))
     return PeerState(parts.inner_loop(net), outer, parts.stream(), "digest", {})
