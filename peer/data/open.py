@@ -41,7 +41,7 @@ def read_ahead(
     run: RunConfig, stream: data.BatchStream, device: torch.device, away: Callable[[], bool] = lambda: False
 ) -> data.BatchStream:
     """``stream``, read ahead by a thread if reading takes time: training and reading overlap by one block. No batch is
-    waited for once this peer is ``away``.
+    waited for once this peer is ``away``, or its network has failed.
     """
     pin = has_streams(device)
     if isinstance(stream, DocumentStream):

@@ -20,8 +20,9 @@ Root = Annotated[str, Field(pattern=rf"^[0-9a-f]{{0,{2 * ROOT_BYTES}}}$")]
 
 
 class Lineage(NamedTuple):
-    """Peers with the same ``digest`` have had the same averages of everyone, in the same order. ``contributions``: how
-    many these averages contain; of two lineages the one with more contains more work.
+    """Equal replicas with the same ``digest`` have had the same averages of everyone, in the same order; others with it
+    began with the same weights. ``contributions``: how many the averages contain; of two lineages the one with more
+    contains more work.
     """
 
     digest: Annotated[str, Field(max_length=64)] = ""

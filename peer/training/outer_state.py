@@ -100,7 +100,11 @@ class OuterState(ABC):
         digests have the same slow weights.
         """
         if digest:
-            self.counters.lineage = self.counters.lineage.after(digest, members)
+            before = self.counters.lineage
+            after = before.after(digest, members)
+            if not self.outer.equal_replicas:  # they keep the digest of the weights that they began with
+                after = after._replace(digest=before.digest)
+            self.counters.lineage = after
         self.counters.round += 1
         self.counters.phase_tokens = 0
         self.begin_phase()

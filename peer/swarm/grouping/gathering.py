@@ -205,6 +205,8 @@ class GroupMatching(Matching):
         if self._leader.full(peer_id):
             return Decline(reason="the group is full")
         eta = self._boundary.eta()
+        if eta is None and self._boundary.progress.step_seconds:  # another state comes, which may take long
+            return Decline(reason=AWAY)
         if eta is not None and call.round < self._round and call.eta < TOO_LATE * eta:
             return Decline(reason="came too late for this round")
         return Admitted()

@@ -86,7 +86,8 @@ class GroupMember:
             if isinstance(error, Refused):
                 self._node.member.warn_of(leader.name, error)
             answer = Decline(reason=f"does not answer: {error}"[:200])
-        if isinstance(answer, Admitted) and stream is not None:
+        called_off = self._boundary.eta() is None
+        if isinstance(answer, Admitted) and stream is not None and not called_off:
             self._leader = LeaderStream(stream, leader)
             self._node.background(self._hear(self._leader))
             return ""

@@ -209,7 +209,7 @@ class Proposals:
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
         avoided = self._context.backoff.avoided(stream.remote)  # since it was asked, a swap with it may have ended
         free = self._agreement.meeting is None and not self._context.away
-        late = mine.run_ended is not self._boundary.run_ended
+        late = mine.run_ended is not self._boundary.run_ended or self._boundary.eta() is None  # another state comes
         if isinstance(reply, Decline) and reply.reason == SWAPS_ENDED:
             self._met_at_end.add(stream.remote)
         if isinstance(reply, Accept) and free and not (avoided or late):

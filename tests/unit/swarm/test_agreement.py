@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from peer import clock
+from peer.config.schema import RendezvousConfig
 from peer.logs import LOGGER
 from peer.p2p.event_loop import RESTART_SECONDS, LoopThread
 from peer.p2p.stream import BadMessage, StreamLost
@@ -327,6 +328,21 @@ def test_a_partner_has_the_name_of_its_record_whatever_its_proposal_says() -> No
         assert agreed == ["mallory"]
 
     run(scene())
+
+
+@pytest.mark.parametrize(("eta", "commits"), [(1.0, True), (None, False)])
+def test_an_answer_that_comes_after_another_state_was_asked_for_leads_to_no_meeting(
+    eta: float | None, commits: bool
+) -> None:
+    """The partner waited for a peer that took a state for minutes, and avoided it."""
+    agreed = list[str]()
+    boundary = SimpleNamespace(eta=lambda: eta, run_ended=False, here=False)
+    context: Any = SimpleNamespace(node=Mock(), members=Mock(), boundary=boundary, backoff=PeerBackoff(), away=False)
+    agreement: Any = SimpleNamespace(meeting=None, commit=lambda stream, name, *_: agreed.append(name))
+    proposals = Proposals(context, RendezvousConfig(), Mock(), agreement)
+    proposal = Propose(name="me", round=0, eta=1.0, phase=10.0)
+    proposals._consider(Accept(eta=1.0), proposal, Mock(remote="B"), "bob")
+    assert agreed == (["bob"] if commits else [])
 
 
 def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_have_declined() -> None:

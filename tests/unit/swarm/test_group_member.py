@@ -150,6 +150,11 @@ def test_who_takes_another_state_leaves_its_leader() -> None:
         assert not group.member.admitted_by(leader)
         await asyncio.wait(group.answers, timeout=5)
         assert [str(it.exception()) for it in group.answers if it.exception()] == ["the stream ended"]  # the leader's
+        group.context.boundary.eta, group.context.boundary.progress.step_seconds = lambda: None, 1.0
+        await group.member.join(leader, 3)  # which was under way
+        assert not group.member.admitted_by(leader)
+        call = JoinGroup(seat=Seat("B", "b"), round=3, eta=1.0)
+        assert matching._reply(call, "B") == Decline(reason=AWAY)  # as a leader
 
     run(scene())
 

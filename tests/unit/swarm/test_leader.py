@@ -451,9 +451,11 @@ def test_unequal_replicas_begin_with_the_same_weights(done: int) -> None:
         assert isinstance(await decision(fresh), OutOfDate)
         await fresh.send(MemberReady(lineage=right), 1)
         assert len((await gathering).links) == (1 if done else 2)
+        await harness.ready("e", lineage=right._replace(contributions=0))  # its first round was lost
+        assert (await harness.gather(lineage=right._replace(contributions=9))).links
         await harness.join("d")
         await harness.ready("d", lineage=OTHER)
-        found = await harness.gather(lineage=Lineage("other", 0))  # now it is this peer that has no round
+        found = await harness.gather(lineage=Lineage("mine", 0))  # now it is this peer that has no round
         assert found.donor is not None and found.donor.peer_id == "d"
 
     run(scene, equal=False)

@@ -58,7 +58,8 @@ def test_a_push_needs_space_beside_the_checkpoints(
 ) -> None:
     """While a slow one ran, saves failed on a full disk, and a stop lost the state."""
     monkeypatch.setattr(assemble.logs, "setup", lambda peer, logfile: None)
-    for name in ("member_node", "connect", "corpus_of", "Pusher"):
+    monkeypatch.setattr(assemble, "member_node", Mock(return_value=(node := Mock(failure=""))))
+    for name in ("connect", "corpus_of", "Pusher"):
         monkeypatch.setattr(assemble, name, Mock())
     monkeypatch.setattr(assemble, "read_ahead", read_ahead := Mock())
     state = Mock(checkpoint_bytes=100, push_bytes=50)
@@ -71,5 +72,8 @@ def test_a_push_needs_space_beside_the_checkpoints(
     asked.assert_called_once_with(100, 50 if push else 0)
     away = read_ahead.call_args.args[3]
     assert not away()
-    signals.stop.request()
+    node.failure = "the p2p daemon has ended"
     assert away()  # which ends the wait for a batch
+    node.failure = ""
+    signals.stop.request()
+    assert away()
