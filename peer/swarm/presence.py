@@ -185,7 +185,7 @@ class Presence:
         self._group = self.matching.group_for(round, ended_phase)
         return self._group
 
-    def still(self, group: Group) -> Group:
+    def without_avoided(self, group: Group) -> Group:
         """``group``, without a partner that this peer avoids since they met: it has judged its last merge meanwhile.
         Of a group of everyone nobody can leave another member out: its leader chose.
         """

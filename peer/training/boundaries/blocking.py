@@ -78,7 +78,7 @@ class Blocking(Boundary):
             phase_seconds = self.context.progress.phase_seconds
             group = replace(group, tokens=self.counters.phase_tokens, phase_seconds=phase_seconds)
         self.judge()  # the partner waits for parts more patiently than for a peer that has not come
-        group = self.presence.still(group)
+        group = self.presence.without_avoided(group)
         with phase("exchange"):
             averaged = self.exchange.average(self.outer.contribution(), group)
         self._note_unheard(averaged)

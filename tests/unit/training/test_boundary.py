@@ -62,7 +62,7 @@ class Presence:
         self.asked.append((round,) if ended_phase is None else (round, ended_phase))
         return Group(round)
 
-    def still(self, group: Group) -> Group:
+    def without_avoided(self, group: Group) -> Group:
         return group
 
     def end_run(self) -> None: ...
