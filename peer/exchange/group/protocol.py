@@ -67,7 +67,7 @@ class GroupProtocol(ABC, Generic[Each]):
         deadlines = RoundDeadlines(stall, swap_limit(stall, self._settings.max_phases, group.assembly.phase_seconds))
         carried = self._carries(len(group.assembly.seats))
         streams = GroupStreams(self._network, self._incoming, group.assembly, self._numel, stall, carried)
-        work = self._guarded(contribution, group.round, streams, deadlines)
+        work = self._decided_attempt(contribution, group.round, streams, deadlines)
         verdict, digest = self._network.call(work, deadlines.longest)
         if verdict.commit:
             self._used()
@@ -103,8 +103,10 @@ class GroupProtocol(ABC, Generic[Each]):
     async def _combine(self, own: Each, streams: GroupStreams) -> None:
         """The buffer ← the mean of all contributions. After a :class:`GroupFailure` the buffer is undefined."""
 
-    async def _guarded(self, own: Each, round: int, streams: GroupStreams, deadlines: RoundDeadlines) -> Decision:
-        """An attempt; each failure becomes a verdict."""
+    async def _decided_attempt(
+        self, own: Each, round: int, streams: GroupStreams, deadlines: RoundDeadlines
+    ) -> Decision:
+        """An attempt, up to its verdict; each failure becomes one."""
         assembly = streams.assembly
         decide = self._lead if assembly.me == 0 else self._follow
         try:

@@ -80,7 +80,7 @@ class PairProtocol:
         judgement = self._guard.judgement(link.peer_id, self._numel)
         began, sent, received = clock.monotonic(), stream.all_sent, stream.all_received
         min_stall = self._settings.stall
-        swap = guarded(self._converse(group, stream, judgement, encode, receive), stream, min_stall)
+        swap = as_verdict(self._converse(group, stream, judgement, encode, receive), stream, min_stall)
         time_limit = self._time_limit(group, min_stall)
         verdict = self._network.call(swap, 2 * (min_stall + time_limit) + THREAD_GRACE)
         self._codec.end_round(verdict.outcome is Outcome.MERGED, whole=judgement.whole)
@@ -146,8 +146,8 @@ async def both_ways(receiving: Coroutine[Any, Any, bytes], sending: Coroutine[An
         return received
 
 
-async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, stall: float) -> Verdict:
-    """``swap``, of which each failure becomes a verdict; the stream is closed at the end."""
+async def as_verdict(swap: Coroutine[Any, Any, Verdict], stream: Stream, stall: float) -> Verdict:
+    """How ``swap`` ended: each failure of it becomes a verdict too. The stream is closed at the end."""
     try:
         with stream.transferring():
             return await swap
