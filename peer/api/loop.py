@@ -76,7 +76,7 @@ class OuterLoop:
             )
             stack.callback(self._member.close)
             self._member.join()
-            self._length, self._boundary = self._member.phase_length, self._member.boundary()
+            self._length, self._boundary = self._member.phase_length, self._member.make_boundary()
             self._training = stack.enter_context(ExitStack())  # the phase "inner" while the program trains
             self._phase.lap()
             self._begin()

@@ -127,7 +127,7 @@ class Membership:
         timeout = self.resources.own.network.join_timeout
         catch_up(self.state, self.presence, timeout, same_seed=same_seed, reached=reached, latest=latest)
 
-    def boundary(self, validation: Validation | None = None) -> Boundary:
+    def make_boundary(self, validation: Validation | None = None) -> Boundary:
         """The end of this peer's rounds; call it once, after :meth:`join`. ``validation``: checks what others gave."""
         settings, method = self.resources.run.exchange, self.state.outer
         parts = self.state, self.presence, self.reporter, self.resources, self.phase_length

@@ -31,7 +31,7 @@ class Trainer:
         self.inner, self.stream, self.counters = state.inner, state.stream, state.counters
         self.phase, self.context = member.resources.phase, member.resources.context
         self.rest = Rest(member, state)
-        self.phase_length, self.boundary = member.phase_length, member.boundary(validation)
+        self.phase_length, self.boundary = member.phase_length, member.make_boundary(validation)
         self.saver, self.validation = saver, validation
         self._failed: RunError | UserError | None = None  # ended the inner phase
         self.phase.lap()  # the first report begins here
