@@ -37,8 +37,7 @@ from peer.rounds.types import Group, Outcome, Reason
 
 BLAMED = (Outcome.CORRUPT, Outcome.POISONED, Outcome.TIMEOUT)
 PART_STEPS = 6.0  # inner steps of both peers without a part: a partner opens parts only between its steps
-# of the time limit. A partner's steps are as long as it says: a false number must not buy more silence than this
-LONGEST_STALL = 0.5
+LONGEST_STALL_SHARE = 0.5  # of the time limit. A partner says how long its steps are: lies buy no longer silence
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class PairProtocol:
         header = await exchange_headers(stream, self._numel, self._codec, group, min_stall)
         judgement.ahead, judgement.share = header.round - group.round, share(header.tokens, group.tokens)
         part_seconds = PART_STEPS * (group.step_seconds + header.pace) if group.step_seconds else 0.0
-        stall = max(min_stall, min(part_seconds, LONGEST_STALL * self._time_limit(group, min_stall)))
+        stall = max(min_stall, min(part_seconds, LONGEST_STALL_SHARE * self._time_limit(group, min_stall)))
         transfer = Transfer(stream, judgement, header.codec, stall)
         until_sent = stream.all_sent + size(self._codec.sends, self._numel)
         until_received = stream.all_received + size(header.codec, self._numel)

@@ -22,7 +22,7 @@ from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox, overlapped_parts
 from peer.exchange.pair.overlapped import OverlappedPairExchange
-from peer.exchange.pair.protocol import LONGEST_STALL, PART_STEPS
+from peer.exchange.pair.protocol import LONGEST_STALL_SHARE, PART_STEPS
 from peer.exchange.pair.wire import Header
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
@@ -215,7 +215,7 @@ def test_a_partner_that_dies_in_the_middle_leaves_whole_parts(thread: LoopThread
     [
         (PACE, PACE, FAST.stall),
         (0.2, 0.3, PART_STEPS * 0.5),  # a slow partner sends a part only now and then
-        (PACE, 1e5, LONGEST_STALL * 4 * PHASE),  # it says so, and no more than that is believed
+        (PACE, 1e5, LONGEST_STALL_SHARE * 4 * PHASE),  # it says so, and no more than that is believed
     ],
 )
 def test_a_partner_that_freezes_costs_a_stall(thread: LoopThread, own: float, theirs: float, seconds: float) -> None:
