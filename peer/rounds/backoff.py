@@ -18,7 +18,7 @@ MEMORY = 20.0  # an offence is forgotten after this many times its backoff
 
 @dataclass
 class Backoff:
-    offence: bool
+    firm: bool  # the peer's calls do not end it: it is for an offence, or the peer is refused
     strikes: int
     until: float
     forgotten: float
@@ -40,8 +40,8 @@ class PeerBackoff:
         now = self._now()
         with self._writing:
             before = self._held.get(peer_id)
-            if before is not None and before.offence and before.until > now and not offence:
-                return before.until - now  # a timeout does not shorten the backoff of an offence
+            if before is not None and before.firm and before.until > now and not offence:
+                return before.until - now  # a timeout does not shorten a firm backoff
             strikes = before.strikes if before is not None and before.forgotten > now else 0
             strikes += offence
             length = seconds * 2 ** min(max(strikes - 1, 0), DOUBLINGS)
@@ -66,10 +66,10 @@ class PeerBackoff:
         return held is not None and held.until > self._now()
 
     def welcome(self, peer_id: str) -> bool:
-        """May a peer that calls by itself come in? Yes without an offence: its call ends the backoff of a timeout."""
+        """May a peer that calls by itself come in? Its call ends a backoff that is not firm, as that of a timeout."""
         held = self._held.get(peer_id)
         if held is None or held.until <= self._now():
             return True
-        if not held.offence:
+        if not held.firm:
             held.until = 0.0
-        return not held.offence
+        return not held.firm

@@ -41,7 +41,7 @@ class Conduct:
     def __init__(self, world: World) -> None:
         self._world = world
         self._given: set[tuple[int, bytes]] = set()  # all vectors that a donor has given: place, fingerprint
-        # by both names: strikes and the end of the backoff of an offence; since when; its end when it was seen last
+        # by both names: strikes and the end of a firm backoff; since when; its end when it was seen last
         self._avoids: dict[tuple[str, str], tuple[tuple[int, float], float, float]] = {}
         self._busy: dict[str, float] = {}  # since when a donor serves nobody
         self._joined: dict[str, float] = {}  # when, by name
@@ -204,9 +204,9 @@ class Conduct:
                 self._avoids.pop(pair, None)
                 continue
             held = backoff._held[other.host.peer_id]
-            if not held.offence and self._refuses(other, peer):  # it was told so, and asks others; the other is judged
+            if not held.firm and self._refuses(other, peer):  # it was told so, and asks others; the other is judged
                 continue
-            event = held.strikes, held.until if held.offence else 0.0
+            event = held.strikes, held.until if held.firm else 0.0
             before, since, until = self._avoids.get(pair, (event, now, math.inf))
             began = held.until - (held.forgotten - held.until) / (MEMORY - 1)
             if event != before or began > until:  # something has happened between them again
@@ -222,7 +222,7 @@ class Conduct:
     def _refuses(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
         presence: Any = one.trainer.member.presence if one.trainer is not None else None
         held = presence and presence._context.backoff._held.get(other.host.peer_id)
-        return bool(held) and held.offence and held.until > self._world.loop.time()
+        return bool(held) and held.firm and held.until > self._world.loop.time()
 
     # -- what it keeps
 

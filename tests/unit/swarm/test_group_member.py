@@ -111,7 +111,7 @@ def test_a_leader_that_ends_just_before_its_deadline_has_cost_as_much_as_one_tha
         assert "is gone" in await group.member.follow(leader, 3, clock.monotonic() + 600.0)
         held = group.known._backoff._held["A"]
         assert held.until - clock.monotonic() == pytest.approx(left_out, abs=5.0)
-        assert held.offence == (seconds == 60)
+        assert held.firm == (seconds == 60)
 
     run(scene())
 
