@@ -26,7 +26,7 @@ from peer.rounds.contribution import Readable, host_vector, parts, scratch
 
 LLOYD = 3  # times that two bits choose their codes by the step, and the step by the codes
 STEP_BYTES = 2  # of a block: its step as bf16
-# see objection in sketch.py
+# Rounding a mean may lose so much, as a share of the contributions' mean norm; shown.py (``_no_mean``) refuses more.
 # fp16 has steps of 6e-8 for what is small: enough for a contribution whose elements are 4e-7 (rms) or more
 MOST_LOST: dict[CodecName, float] = {"none": 0.0, "fp16": 0.05, "bf16": 0.01, "int8": 0.05, "int4": 0.5, "int2": 1.0}
 

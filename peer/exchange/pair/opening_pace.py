@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 LEAST_OPEN = 2  # parts open at once
-LONG_STEP = 3.0  # times as many parts as usual land in an inner step that says nothing of their way
+# times the usual number of parts: a step in which more land was long (an evaluation), and says nothing of how long a
+# part is on its way
+LONG_STEP = 3.0
 
 
 class OpeningPace:
@@ -34,7 +36,6 @@ class OpeningPace:
         self._steps.append((opened, received))
         last = len(self._steps) - 1
         landed = received - self._steps[-2][1] if last else 0
-        # in a step with an evaluation all seem to land at once
         long = landed > LONG_STEP * received / (last + 1) + LEAST_OPEN
         if landed and not long:
             before = last - 1  # the last inner step before which the newest part that has landed was not open

@@ -46,7 +46,7 @@ class GroupMatching(Matching):
         self._leader = GroupLeader(context, self._known, equal=equal)
         self._member = GroupMember(context, self._known)
         self._round = 0  # of the next boundary, as others are told
-        self._ahead = 0  # rounds that this peer has more than the last group says, whose members need no equal weights
+        self._ahead = 0  # this peer's round less that of its last group; 0 if ``equal``
         self._leads = False  # at this boundary
         self._sent_by = ""  # id of the leader that says, at this boundary, that this peer has other weights
 

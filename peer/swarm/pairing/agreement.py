@@ -90,7 +90,7 @@ class Agreement:
         self._node, self._boundary, self._leave_out = context.node, context.boundary, leave_out
         self.round = 0
         self.meeting: Meeting | None = None
-        # seconds that meetings stood which an id called off since it came to one
+        # by id: for how many seconds, in all, meetings stood that it called off since it came to one or was left out
         self._held = Newest[float](KEPT_CALLED_OFF)
         self._called_off: set[str] = set()  # who has at this boundary
 
@@ -114,8 +114,8 @@ class Agreement:
                 self.cancel(meeting)
 
     def note_called_off(self, meeting: Meeting) -> None:
-        """The partner has ended it. An inner phase of them is free: its last swap may not have ended, it may have been
-        killed, or it had agreed on another one when our answer came.
+        """The partner has ended it. It is left out only when such meetings stood, in all, for more than an inner phase:
+        its last swap may not have ended, it may have been killed, or it had agreed on another one when our answer came.
         """
         remote = meeting.stream.remote
         if self._boundary.here:

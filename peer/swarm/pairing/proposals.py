@@ -37,7 +37,9 @@ MEET_PROTOCOL = "noloco/meet/2"
 ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between two looks or proposals, whatever the phase
 QUIET_SECONDS = 1.0  # between two looks while there is nothing to propose: a request to stop or pause has no event
-ANSWER_SECONDS = 1.0  # later its own proposal is accepted, and who declines counts as silent, unless our swap delays it
+# If the peer that is asked has not answered by then, its own proposal is accepted; one that declines later counts as
+# silent, unless our own swap fills the line.
+ANSWER_SECONDS = 1.0
 ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
 ASK_AGAIN_PHASES = 0.12  # inner phases until a member that has declined is asked again
 SWAPS_ENDED = "has made its last swap"  # why it declines: it is not asked again

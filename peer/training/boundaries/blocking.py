@@ -51,7 +51,8 @@ class Blocking(Boundary):
     def cross(self, inner: InnerReport) -> bool:
         """Average with the group and take the outer step. The next inner phase can begin when it returns."""
         self.rollback.trained(inner)
-        if self.phase_length.steps_left <= 0:  # that takes long after the last step, and its partner may be done sooner
+        # After the last step validation batches judge, which takes long. No partner has been found yet that would wait.
+        if self.phase_length.steps_left <= 0:
             self.judge()
         averaged = self._attempt()
         if self._repeats(averaged):
@@ -77,7 +78,7 @@ class Blocking(Boundary):
                 group = self.caught_up(group.donor)
             phase_seconds = self.context.progress.phase_seconds
             group = replace(group, tokens=self.counters.phase_tokens, phase_seconds=phase_seconds)
-        self.judge()  # the partner waits for parts more patiently than for a peer that has not come
+        self.judge()  # after the match: a partner waits longer for the first part than for us to come
         group = self.presence.without_avoided(group)
         with phase("exchange"):
             averaged = self.exchange.average(self.outer.contribution(), group)

@@ -63,9 +63,9 @@ class Overlapped(Boundary):
     _swap: RunningSwap | None = None
 
     def cross(self, inner: InnerReport) -> bool:
-        """The round is over. Its swap begins with the next inner step, so that no partner waits while this peer
-        evaluates. While the last swap runs the boundary is postponed, unless the run has no further inner step. What is
-        left of one that has ended is applied at once.
+        """If the last swap still runs, this boundary is postponed (``False``); only after the run's last inner step it
+        waits for that swap. Otherwise the round is over: what is left of the last swap is applied at once, and this
+        round's swap begins with the next inner step, so that no partner waits while this peer evaluates.
         """
         self.rollback.trained(inner)
         if self._swap is not None and self._swap.mailbox.result() is None and self.phase_length.steps_left > 0:
@@ -77,7 +77,7 @@ class Overlapped(Boundary):
         self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
         with self.state.outer.slow.changing:  # a donor copies its state
             self.state.cross_boundary()
-            # no element has it yet; ``None`` at the launch tells that another state came between
+            # 0: no element has had its outer step. adopt() sets None, by which _launch() sees that another state came
             self.counters.unopened = 0
         return True
 
