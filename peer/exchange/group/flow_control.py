@@ -6,7 +6,7 @@ n - 1 flows at once overflow a home line's queue, a quarter of all packets is se
 lost most.
 
 Each direction is a sequence of frames: kind (1 byte), length (4 bytes), bytes. Where parts have connections of their
-own (p2p/bulk), a frame says that the next payload's parts are there; all others but DATA are as without them.
+own (p2p/bulk), BEGUN takes the place of DATA.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from enum import IntEnum
 from functools import partial
 
 from peer.p2p.bandwidth import Bandwidth
@@ -21,11 +22,19 @@ from peer.p2p.deadline import together
 from peer.p2p.payload import PartConnections, send_parts
 from peer.p2p.stream import BadMessage, Stream
 
-DATA, ACKNOWLEDGED, ALIVE, BEGUN = 1, 2, 3, 4  # bytes of a payload; one has arrived; keep-alive; one begins elsewhere
 FRAME_HEAD = 5  # bytes
 FRAME_CAP = 2 * 2**20  # bytes
 SIGNS_OF_LIFE = 4  # keep-alives within the time after which a silent stream is given up
 IN_FLIGHT = 2**20  # bytes sent before an acknowledgement: the content of a line of 100 Mbit/s and 80 ms
+
+
+class FrameKind(IntEnum):
+    """The first byte of a frame."""
+
+    DATA = 1  # bytes of a payload
+    ACKNOWLEDGED = 2  # a payload of the other side has arrived
+    ALIVE = 3  # the sender lives
+    BEGUN = 4  # the parts of the sender's next payload are on connections of their own; DATA is not used then
 
 
 def turns(size: int) -> asyncio.Semaphore:
@@ -84,7 +93,7 @@ class FlowControlledStream:
     async def _acknowledge(self, payloads: int) -> None:
         while self._acknowledged < payloads:
             await self._wait_for(partial(self._until, lambda: self._acknowledged < self.came))
-            await self._frame(ACKNOWLEDGED)
+            await self._frame(FrameKind.ACKNOWLEDGED)
             self._acknowledged += 1
 
     async def _hear(self, payloads: int) -> None:
@@ -95,7 +104,7 @@ class FlowControlledStream:
     async def await_acknowledgements(self, payloads: int) -> None:
         """After the other side's last payload: wait until it has all of our ``payloads``."""
         while self.direct is None and self._confirmed < payloads:
-            if await self._next() == DATA:
+            if await self._next() == FrameKind.DATA:
                 raise BadMessage("bytes after its last payload")
 
     # -- as a stream, for peer/p2p/payload.py: pieces of a part are frames, so that others come between them
@@ -106,7 +115,7 @@ class FlowControlledStream:
 
     async def write(self, data: bytes, timeout: float) -> None:
         if data:
-            await self._frame(DATA, data)  # a slow reader is heard meanwhile: keep-alives
+            await self._frame(FrameKind.DATA, data)  # a slow reader is heard meanwhile: keep-alives
 
     async def read_into(self, out: memoryview, timeout: float) -> None:
         filled = 0
@@ -121,7 +130,7 @@ class FlowControlledStream:
 
     # -- frames
 
-    async def _frame(self, kind: int, data: bytes = b"") -> None:
+    async def _frame(self, kind: FrameKind, data: bytes = b"") -> None:
         async with self._writing:
             await self._stream.write(bytes([kind]) + len(data).to_bytes(FRAME_HEAD - 1, "big"), self._stall)
             if data:
@@ -132,15 +141,15 @@ class FlowControlledStream:
         head = bytearray(FRAME_HEAD)
         await self._stream.read_into(memoryview(head), self._stall)
         kind, self._left = head[0], int.from_bytes(head[1:], "big")
-        known = (ACKNOWLEDGED, ALIVE, DATA if self.direct is None else BEGUN)
-        if kind not in known or (self._left > 0) != (kind == DATA) or self._left > FRAME_CAP:
+        known = (FrameKind.ACKNOWLEDGED, FrameKind.ALIVE, FrameKind.DATA if self.direct is None else FrameKind.BEGUN)
+        if kind not in known or (self._left > 0) != (kind == FrameKind.DATA) or self._left > FRAME_CAP:
             raise BadMessage("not a frame of a payload")
-        if kind == ACKNOWLEDGED:
+        if kind == FrameKind.ACKNOWLEDGED:
             if self._confirmed == self._sent:
                 raise BadMessage("it acknowledges a payload that was not sent")
             self._confirmed += 1
             self._changed.set()
-        if kind == BEGUN:
+        if kind == FrameKind.BEGUN:
             if self._begun != self.came:
                 raise BadMessage("it begins a payload before the last one has arrived")
             self._begun += 1
@@ -160,13 +169,13 @@ class FlowControlledStream:
                 async with asyncio.timeout(self._stall / SIGNS_OF_LIFE):
                     await event()
                 return
-            await self._frame(ALIVE)
+            await self._frame(FrameKind.ALIVE)
 
     # -- where parts have connections of their own
 
     async def begin(self) -> None:
         """The parts of our next payload are there."""
-        await self._frame(BEGUN)
+        await self._frame(FrameKind.BEGUN)
 
     async def begins(self) -> None:
         """Until the parts of the other side's next payload are there."""

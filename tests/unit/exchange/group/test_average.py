@@ -22,7 +22,7 @@ from peer.exchange.codec import pack, unpack
 from peer.exchange.group import all_gather, all_reduce, flow_control
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.deadlines import RoundDeadlines
-from peer.exchange.group.flow_control import ACKNOWLEDGED, FlowControlledStream
+from peer.exchange.group.flow_control import FlowControlledStream, FrameKind
 from peer.exchange.group.rounding import Rounding, Slice
 from peer.exchange.group.streams import GroupStreams
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
@@ -219,7 +219,7 @@ def test_a_member_that_freezes_between_the_two_halves_costs_a_stall(monkeypatch:
 
     async def freezes(stream: FlowControlledStream, kind: int, data: bytes = b"") -> None:
         if stream._stream.remote == "a" and (
-            kind == ACKNOWLEDGED or frozen.is_set()
+            kind == FrameKind.ACKNOWLEDGED or frozen.is_set()
         ):  # it has the first half and says no more
             frozen.set()
             await asyncio.sleep(60)

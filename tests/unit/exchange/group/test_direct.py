@@ -16,7 +16,7 @@ from torch import Tensor
 
 from peer.exchange.group import all_reduce, streams
 from peer.exchange.group.all_reduce import AllReduceExchange
-from peer.exchange.group.flow_control import ALIVE, BEGUN, DATA, FlowControlledStream, turns
+from peer.exchange.group.flow_control import FlowControlledStream, FrameKind, turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.streams import GroupStreams
 from peer.p2p.bulk import offer
@@ -213,7 +213,13 @@ def test_a_payload_that_takes_longer_than_a_stall_is_no_silence() -> None:
 
 @pytest.mark.parametrize(
     ("said", "refused"),
-    [((BEGUN,), False), ((BEGUN, ALIVE), False), ((BEGUN, BEGUN), True), ((DATA,), True), ((ALIVE, 5), True)],
+    [
+        ((FrameKind.BEGUN,), False),
+        ((FrameKind.BEGUN, FrameKind.ALIVE), False),
+        ((FrameKind.BEGUN, FrameKind.BEGUN), True),
+        ((FrameKind.DATA,), True),
+        ((FrameKind.ALIVE, 5), True),
+    ],
 )
 def test_only_frames_that_fit_are_read_beside_them(said: tuple[int, ...], *, refused: bool) -> None:
     async def hear() -> bool:
@@ -221,7 +227,7 @@ def test_only_frames_that_fit_are_read_beside_them(said: tuple[int, ...], *, ref
         other.bulk = Beside()  # type: ignore[assignment]
         flow = FlowControlledStream(other, 0.1)
         for kind in said:
-            await one.write(bytes([kind]) + (1 if kind == DATA else 0).to_bytes(4, "big"), 1)
+            await one.write(bytes([kind]) + (1 if kind == FrameKind.DATA else 0).to_bytes(4, "big"), 1)
         try:
             await flow.acknowledge(1)
         except BadMessage:
@@ -236,7 +242,7 @@ def test_only_frames_that_fit_are_read_beside_them(said: tuple[int, ...], *, ref
 def test_a_frame_that_begins_a_payload_needs_them() -> None:
     async def hear() -> None:
         one, other = await stream_pair()
-        await one.write(bytes([BEGUN, 0, 0, 0, 0]), 1)
+        await one.write(bytes([FrameKind.BEGUN, 0, 0, 0, 0]), 1)
         with pytest.raises(BadMessage):
             await FlowControlledStream(other, 0.1).await_acknowledgements(1)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.exchange.group import all_reduce, flow_control
-from peer.exchange.group.flow_control import ACKNOWLEDGED, DATA, FlowControlledStream, turns
+from peer.exchange.group.flow_control import FlowControlledStream, FrameKind, turns
 from peer.p2p.payload import Channel, fp32_parts, receive_fp32
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.contribution import PART, Vector
@@ -94,10 +94,10 @@ def test_a_member_sends_to_few_others_at_a_time(monkeypatch: pytest.MonkeyPatch)
     "said",
     [
         bytes([9, 0, 0, 0, 0]),  # no such frame
-        bytes([DATA, 0, 0, 0, 0]),  # of nothing
-        bytes([ACKNOWLEDGED, 0, 0, 0, 1]) + b"x",
-        bytes([DATA, 255, 0, 0, 0]),  # above the cap
-        bytes([ACKNOWLEDGED, 0, 0, 0, 0]),  # of what was not sent
+        bytes([FrameKind.DATA, 0, 0, 0, 0]),  # of nothing
+        bytes([FrameKind.ACKNOWLEDGED, 0, 0, 0, 1]) + b"x",
+        bytes([FrameKind.DATA, 255, 0, 0, 0]),  # above the cap
+        bytes([FrameKind.ACKNOWLEDGED, 0, 0, 0, 0]),  # of what was not sent
     ],
 )
 def test_what_is_no_frame_is_refused(said: bytes) -> None:
