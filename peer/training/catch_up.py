@@ -11,9 +11,8 @@ from peer.rounds.types import Grouping
 from peer.swarm.healing import STALE_ROUNDS, Replacement
 from peer.swarm.presence import Presence
 from peer.telemetry.metrics import PhaseClock
-from peer.training.boundaries.blocking import WORSE
 from peer.training.outer_state import OuterState
-from peer.training.validation import Validation
+from peer.training.validation import WORSE, Validation
 
 log = get_logger("joining")
 LEARNED_RATIO = 0.98  # of the loss of a uniform guess: noise may be a little better

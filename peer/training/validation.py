@@ -1,4 +1,6 @@
-"""Validation losses of one replica: for its reports, and to check the weights of a member (catch_up.py)."""
+"""Validation losses of one replica: for its reports, and to check the weights of a member (catch_up.py and
+boundaries/group_weights.py).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from torch import Tensor
 from peer.telemetry.metrics import PhaseClock
 from peer.training.state import PeerState
 
+WORSE = 1.2  # times this peer's own loss: that with a member's weights, of other rounds, may be so much worse
 SAMPLE_BATCHES, SAMPLE_TOKENS = 8, 4096  # of a sample: the first batches until there are so many
 
 

@@ -7,7 +7,7 @@
 
 A round may take as long as it is worth it (p2p/deadline.py), by inner phases of the leader, so that all give up at the
 same time. A member that misses the verdict learns it at its next boundary: its lineage differs from the others', or
-does not (training/boundaries/blocking.py).
+does not (training/boundaries/group_weights.py).
 Why hivemind's averager is not used: peer/exchange/README.md.
 """
 

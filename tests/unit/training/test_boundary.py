@@ -528,8 +528,8 @@ def test_donors_that_are_still_in_the_last_round_are_asked_by_turns_for_a_while(
     presence.others = lambda: [SimpleNamespace(peer_id=it, name=it, addresses=[]) for it in "bcd"]
     presence.state_of = state_of
     boundary = Blocking(*scene.parts(), Exchange())
-    boundary._objection = lambda *_: ""  # type: ignore[method-assign]
-    boundary._take_last()
+    boundary.group_weights._objection = lambda *_: ""  # type: ignore[method-assign]
+    boundary.group_weights.take_last()
     assert torch.equal(theta(scene.state), theirs.vectors[0]) == (repeated_after < math.inf)
     assert max(asked.values()) <= 4  # more of them a donor does not answer (STATE_REQUESTS)
     assert clock.monotonic() - began == took(0.0 if not repeated_after else 25.0 if repeated_after == 20.0 else 65.0)
@@ -555,7 +555,7 @@ def test_the_weights_that_a_member_calls_the_groups_are_taken_if_they_are_no_wor
     validation = Validation(scene.state, scene.resources.phase, 5.0, [*batches], {})
     boundary = Blocking(*scene.parts(), Exchange(), validation=validation)  # type: ignore[arg-type]
     before = theta(scene.state)
-    group = boundary.caught_up(Seat("a", "peer-a"))
+    group = boundary.group_weights.caught_up(Seat("a", "peer-a"))
     if gives == "better":
         assert not refused and not group.lost and scene.state.counters.round == 9
         assert torch.equal(scene.state.outer.slow.phi, theirs)
@@ -575,7 +575,7 @@ def test_who_takes_a_state_from_within_a_phase_is_at_the_end_of_that_phase(scene
         2 * H, 2, vectors, lineage=Lineage("theirs", 9), phase_steps_done=done
     )
     boundary = Blocking(*scene.parts(), Exchange())
-    boundary.caught_up(Seat("a", "peer-a"))
+    boundary.group_weights.caught_up(Seat("a", "peer-a"))
     assert scene.state.inner.step == 3 * H and scene.length.remaining() == 0
 
 
@@ -591,17 +591,17 @@ def test_a_change_whose_verdict_was_lost_is_kept_only_if_the_group_has_not_used_
     boundary = Blocking(*scene.parts(), Exchange())
     mean = given.clone() if equal else given[:3].clone()
     missed = Averaged(mean, Outcome.TIMEOUT, partners=("a", "b"), unheard="digest")
-    boundary._note_unheard(missed)
+    boundary.group_weights.note_unheard(missed)
     scene.state.cross_boundary()
     scene.train()
     since = theta(scene.state) - phi
     presence: Any = scene.presence
     lineage = Lineage().after("another" if equal and not used else "digest", 3)
     presence.state_of = lambda donor, room: State(9, 1, [phi + 1, torch.zeros_like(phi)], lineage=lineage)
-    boundary.caught_up(Seat("a", "peer-a"))
+    boundary.group_weights.caught_up(Seat("a", "peer-a"))
     kept = theta(scene.state) - scene.state.outer.slow.phi
     torch.testing.assert_close(kept, since - given if used else since, rtol=0, atol=1e-6)
-    boundary.caught_up(Seat("a", "peer-a"))  # once
+    boundary.group_weights.caught_up(Seat("a", "peer-a"))  # once
     torch.testing.assert_close(theta(scene.state) - scene.state.outer.slow.phi, kept, rtol=0, atol=1e-6)
 
 
@@ -609,12 +609,14 @@ def test_a_state_that_a_program_restores_does_not_have_a_change_whose_verdict_wa
     """The change was subtracted from it when the group had used that round."""
     phi = scene.state.outer.slow.phi.clone()
     boundary = Blocking(*scene.parts(), Exchange())
-    boundary._note_unheard(Averaged(torch.ones_like(phi), Outcome.TIMEOUT, partners=("a", "b"), unheard="digest"))
+    boundary.group_weights.note_unheard(
+        Averaged(torch.ones_like(phi), Outcome.TIMEOUT, partners=("a", "b"), unheard="digest")
+    )
     boundary.abandon()
     presence: Any = scene.presence
     theirs = State(9, 1, [phi + 1, torch.zeros_like(phi)], lineage=Lineage().after("digest", 3))
     presence.state_of = lambda donor, room: theirs
-    boundary.caught_up(Seat("a", "peer-a"))
+    boundary.group_weights.caught_up(Seat("a", "peer-a"))
     assert torch.equal(theta(scene.state), theirs.vectors[0])
 
 
@@ -624,12 +626,12 @@ def test_a_lost_verdict_is_forgotten_when_its_change_is_used_or_no_longer_held(
 ) -> None:
     monkeypatch.setattr(NoLoCo, "equal_replicas", True)
     boundary = Blocking(*scene.parts(), Exchange())
-    boundary._note_unheard(Averaged(torch.zeros(1), Outcome.TIMEOUT, unheard="digest"))
-    boundary._note_unheard(Averaged(torch.zeros(1), Outcome.TIMEOUT))  # the same round is repeated
-    assert boundary._unheard is not None
+    boundary.group_weights.note_unheard(Averaged(torch.zeros(1), Outcome.TIMEOUT, unheard="digest"))
+    boundary.group_weights.note_unheard(Averaged(torch.zeros(1), Outcome.TIMEOUT))  # the same round is repeated
+    assert boundary.group_weights._unheard is not None
     scene.state.counters.round += rounds
-    boundary._note_unheard(Averaged(torch.zeros(1), outcome))
-    assert boundary._unheard is None
+    boundary.group_weights.note_unheard(Averaged(torch.zeros(1), outcome))
+    assert boundary.group_weights._unheard is None
 
 
 def theta(state: PeerState) -> torch.Tensor:
