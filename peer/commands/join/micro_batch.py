@@ -50,15 +50,19 @@ def _lack(config: Config, ranks: int, size: int) -> UserError | RunError | None:
 
 
 def _shortage(config: Config, needed: memory.Memory, ranks: int) -> UserError | RunError | None:
-    device = pick_device(config.peer.device)
+    """What is too small for good goes before what other programs have now."""
+    device, for_now = pick_device(config.peer.device), None
     for what, (count, free) in memory.room(needed, device, ranks).items():
         if count <= memory.TIGHT_SHARE * free:
             continue
         total = device_memory(device).total if what == memory.GPU_MEMORY else memory.machine_memory()
         later = count <= memory.TIGHT_SHARE * total
-        return (RunError if later else UserError)(
+        lack = (RunError if later else UserError)(
             f"this run does not fit this machine: about {count / GIB:,.2f} GiB of {what} needed, {free / GIB:,.2f} GiB "
             f"free; {'end other programs' if later else 'take a larger machine'}, or try it all the same: "
             "--set peer.micro_batch=1"
         )
-    return None
+        if not later:
+            return lack
+        for_now = for_now or lack
+    return for_now

@@ -245,6 +245,12 @@ def test_memory_of_a_gpu_that_others_use_now_is_asked_for_again(monkeypatch: pyt
             monkeypatch.setattr(module, "device_memory", lambda _, found=found: found)
         with pytest.raises(kind, match=r"GiB of GPU memory needed, 0\.00 GiB free"):
             fitting(asked)
+    for module in (memory, micro_batch):
+        monkeypatch.setattr(module, "device_memory", lambda _: DeviceMemory("GPU", 2**36, 2**20))
+    for name in ("available_memory", "machine_memory"):
+        monkeypatch.setattr(memory, name, lambda: 2**10)
+    with pytest.raises(UserError, match="GiB of memory needed"):  # the GPU may be free later, the host is too small
+        fitting(asked)
 
 
 def test_a_model_of_any_size_is_refused_by_its_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
