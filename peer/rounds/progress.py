@@ -1,4 +1,4 @@
-"""The inner phase: how long it is, and when it ends.
+"""The inner phase: how long it is, when it ends, and how much later others still wait for it.
 
 The inner loop writes :class:`Progress` once a step (two float stores); the rendezvous reads it.
 """
@@ -12,6 +12,7 @@ from peer.rounds.types import Grouping
 
 STEP_SMOOTHING = 0.2  # weight of the newest inner step in the time of one
 SHORTEST = 8  # parts of H
+LATE_SLACK = 2.0  # seconds that a peer may be late, in addition to half of the time that it announced
 
 
 def phase_steps(inner_steps: int, left: float, grouping: Grouping, swap: float = 0) -> int:
@@ -26,6 +27,11 @@ def phase_steps(inner_steps: int, left: float, grouping: Grouping, swap: float =
         return int(min(inner_steps, left))
     half = math.ceil(left / 2)
     return half if half >= max(inner_steps / SHORTEST, swap) else int(left)
+
+
+def may_be_late(announced: float) -> float:
+    """Seconds after the end of the ``announced`` ones for which a peer is still waited for, in pairs and in groups."""
+    return announced / 2 + LATE_SLACK
 
 
 class Progress:

@@ -19,7 +19,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome
 from peer.swarm.context import Decline, Matching, SwarmContext
 from peer.swarm.directory.records import LIFETIME
-from peer.swarm.grouping.leader import MEMBER_SLACK, GroupLeader
+from peer.swarm.grouping.leader import GroupLeader
 from peer.swarm.grouping.member import LEADER_PERIOD, LEADER_TRIES, GroupMember
 from peer.swarm.grouping.messages import (
     AWAY,
@@ -33,6 +33,7 @@ from peer.swarm.grouping.messages import (
 )
 from peer.swarm.grouping.roster import GATHER_PROTOCOL, KnownMembers
 
+JOIN_SECONDS = 2.0  # for which a leader at its boundary waits until the members that it knows have joined
 TOO_LATE = 0.5  # a member whose boundary is nearer than this share of the time to our next one has missed our last
 
 
@@ -122,7 +123,7 @@ class GroupMatching(Matching):
 
     async def _lead(self, until: float) -> Group | str:
         """This peer's group, or why another try is needed."""
-        joined_by = clock.monotonic() + MEMBER_SLACK
+        joined_by = clock.monotonic() + JOIN_SECONDS
         while (missing := self._known.expected(self._leader.present)) and clock.monotonic() < joined_by:
             if self._context.away:
                 break

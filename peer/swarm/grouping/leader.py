@@ -1,7 +1,7 @@
 """The leader's side of a group of everyone: it admits members, waits for them and sends the roster.
 
-It waits for a member for one and a half times the announced time and some slack, and from its own boundary on for no
-longer than its patience. A member whose stream ends is out at once.
+It waits for a member as long as rounds/progress.py says, and from its own boundary on for no longer than its patience.
+A member whose stream ends is out at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from itertools import cycle
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Stream, StreamLost
+from peer.rounds.progress import may_be_late
 from peer.rounds.state import MAX_MEMBERS, Lineage
 from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Assembly, Group, Link, Seat
@@ -35,7 +36,7 @@ from peer.swarm.grouping.roster import KnownMembers
 
 log = get_logger("gathering")
 
-MEMBER_SLACK = 2.0  # seconds that a member may be late, in addition to half of the time that it announced
+LISTEN_SLACK = 2.0  # seconds for which a member's stream is read after the leader has given it up
 AWAITED_IDS = 4 * MAX_MEMBERS  # that are remembered
 KEEP_ALIVE = 1.0  # seconds between two messages to waiting members
 
@@ -92,7 +93,7 @@ class GroupLeader:
             earlier.leave()
         seat = replace(call.seat, peer_id=stream.remote)  # the authenticated id counts
         longest = self._context.boundary.longest_phase_seconds + self._known.patience(stream.remote)
-        until = clock.monotonic() + min(1.5 * call.eta + MEMBER_SLACK, longest)
+        until = clock.monotonic() + min(call.eta + may_be_late(call.eta), longest)
         member = JoinedMember(stream, seat, call.round, until)
         self._joined[stream.remote] = member
         self._context.node.background(self._listen(member))
@@ -188,7 +189,7 @@ class GroupLeader:
         """Note a member's messages until its round begins or its stream ends."""
         try:
             while not member.stream.closed:
-                patience = max(member.until - clock.monotonic(), 0.0) + MEMBER_SLACK
+                patience = max(member.until - clock.monotonic(), 0.0) + LISTEN_SLACK
                 member.ready = await member.stream.receive(MemberReady, patience)
                 if member.stream.closed:  # it has left since the message came
                     return

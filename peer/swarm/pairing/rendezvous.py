@@ -22,6 +22,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import MESSAGE_TIMEOUT, StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
+from peer.rounds.progress import LATE_SLACK, may_be_late
 from peer.rounds.types import Group, Link
 from peer.swarm.context import Matching, SwarmContext
 from peer.swarm.healing import Origin
@@ -30,7 +31,6 @@ from peer.swarm.pairing.proposals import MEET_PROTOCOL, Proposals
 
 log = get_logger("rendezvous")
 
-PARTNER_SLACK = 2.0  # seconds that a partner may be late, in addition to half of the time that it announced
 MISSED_PHASES = 1.0  # inner phases for which a partner that did not come once is left out
 LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner before it goes on alone
 
@@ -61,7 +61,7 @@ class PairMatching(Matching):
         linger = 0.0 if ended_phase is None else LINGER_PHASES * phase_seconds
         if self._boundary.run_ended:
             linger = self._patience
-        patience = linger + 4 * phase_seconds + 4 * (PARTNER_SLACK + MESSAGE_TIMEOUT)
+        patience = linger + 4 * phase_seconds + 4 * (LATE_SLACK + MESSAGE_TIMEOUT)
         phase_number = self._boundary.progress.phases if ended_phase is None else ended_phase
         return self._node.call(self._meet(phase_number, linger), patience)
 
@@ -127,7 +127,8 @@ class PairMatching(Matching):
             return None
         try:
             await meeting.stream.send(PartnerReady(), MESSAGE_TIMEOUT)
-            for patience in clock.slices(1.5 * meeting.their_eta() + PARTNER_SLACK + linger):
+            eta = meeting.their_eta()
+            for patience in clock.slices(eta + may_be_late(eta) + linger):
                 await asyncio.wait([meeting.came], timeout=patience)
                 if meeting.came.done() or self._context.away:
                     break
@@ -139,7 +140,7 @@ class PairMatching(Matching):
                 self._missed(meeting.stream.remote)
         except (TimeoutError, StreamLost) as error:
             reason = str(error) or "does not answer"
-        in_time = -meeting.own_wait() <= meeting.own_eta / 2 + PARTNER_SLACK  # so long it waits for this peer
+        in_time = -meeting.own_wait() <= may_be_late(meeting.own_eta)  # so long it waits for this peer
         if in_time and not self._context.away and meeting.came.done() and meeting.came.result():
             self._agreement.note_called_off(meeting)  # it said that it was here
         self._cancel(meeting, reason)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from peer.swarm.grouping.leader import MEMBER_SLACK
-from peer.swarm.pairing.rendezvous import PARTNER_SLACK
+from peer.rounds.progress import LATE_SLACK
+from peer.swarm.grouping.gathering import JOIN_SECONDS
 from tests.simulated.scenario import Fault, Kind, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
 
@@ -135,7 +135,7 @@ def test_who_agrees_to_meet_and_does_not_come_costs_the_announced_wait() -> None
     with in_a_folder(swarm("blocking", MACHINE, replace(MACHINE, lie="no-show"), MACHINE, MACHINE)) as world:
         world.run()
         longest = [max(waits(world, number)) for number in (0, 2, 3)]
-        assert PARTNER_SLACK / 2 < max(longest) < PARTNER_SLACK + 1.5 * 0.5 * PHASE + 0.5
+        assert LATE_SLACK / 2 < max(longest) < LATE_SLACK + 1.5 * 0.5 * PHASE + 0.5
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -159,4 +159,4 @@ def test_nobody_waits_for_a_peer_that_is_asked_to_stop(kind: Kind, place: int) -
         world.run()
         assert max(partners(world, stays)) == 1
         # a leader waits once for a member that its directory still has
-        assert len(waits(world, stays, EVENT)) >= 3 and max(waits(world, stays, EVENT)) < MEMBER_SLACK + 0.1
+        assert len(waits(world, stays, EVENT)) >= 3 and max(waits(world, stays, EVENT)) < JOIN_SECONDS + 0.1

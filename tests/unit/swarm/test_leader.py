@@ -12,6 +12,7 @@ import pytest
 
 from peer import clock
 from peer.p2p.stream import Stream, StreamLost
+from peer.rounds.progress import LATE_SLACK
 from peer.rounds.state import Lineage
 from peer.rounds.transfer_rule import CATCH_UP_LEAST
 from peer.rounds.types import Group, Seat
@@ -137,7 +138,7 @@ def test_one_that_comes_late_is_waited_for_and_the_others_are_told_for_whom() ->
         gathering = asyncio.ensure_future(harness.gather())
         said = await ready.receive(LEADER_MESSAGE, 5)
         assert isinstance(said, WaitFor) and said.names == "peer-c"
-        assert said.seconds == pytest.approx(1.5 * 60 + leader.MEMBER_SLACK, abs=NOTHING)
+        assert said.seconds == pytest.approx(1.5 * 60 + LATE_SLACK, abs=NOTHING)
         await late.send(MemberReady(lineage=X), 1)
         assert len((await gathering).links) == 2
 
@@ -155,7 +156,7 @@ def test_one_that_does_not_come_or_dies_is_left_out() -> None:
         dies.close()
         group = await gathering
         assert [link.peer_id for link in group.links] == ["b"]
-        assert clock.monotonic() - began == took(leader.MEMBER_SLACK)
+        assert clock.monotonic() - began == took(LATE_SLACK)
         assert harness.missed == ["c"]
         with pytest.raises(StreamLost):
             await decision(harness.ends["c"])
