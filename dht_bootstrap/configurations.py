@@ -43,7 +43,7 @@ class Configurations:
 
     def view(self, name: str, run: RunHistory) -> dict[str, Any] | None:
         """For ``/swarm.json``; ``None`` without a digest of most members."""
-        records = _records(run)
+        records = run.members()
         digest = most_common(records)
         if digest is None:
             return None
@@ -56,7 +56,7 @@ class Configurations:
         while True:
             await asyncio.sleep(ASK_PERIOD)
             with self._watch.lock:
-                runs = {name: _records(run) for name, run in self._watch.runs.items()}
+                runs = {name: run.members() for name, run in self._watch.runs.items()}
             try:
                 await self.learn(runs)
             except Exception as error:  # noqa: BLE001 - the page goes on without
@@ -83,10 +83,6 @@ class Configurations:
                 refusal = MemberIdentity("", name, digest, text, layout="").refusal(greeting)
         unknown = Refusal(reason="it has not read the configuration of that run")
         await stream.send_last(refusal or unknown, MESSAGE_TIMEOUT)
-
-
-def _records(run: RunHistory) -> list[MemberRecord]:
-    return [*(peer.record for peer in run.live().values()), *run.unnamed]
 
 
 def _checked(name: str, text: str) -> ReadRun:
