@@ -50,6 +50,11 @@ class Outcome(StrEnum):
     CORRUPT = "corrupt"  # the payload did not match its digest
     POISONED = "poisoned"  # refused by exchange/guard.py
 
+    @property
+    def failed(self) -> bool:
+        """There was somebody to average with, and it came to nothing or not to all."""
+        return self not in (Outcome.MERGED, Outcome.ALONE)
+
 
 class Reason(StrEnum):
     """Why a partner's contribution was not used."""

@@ -130,7 +130,7 @@ class Reporter:
             tok_s=f"{row['tokens_per_second']:.0f}",
             distance=averaged.distance,
         )
-        failed = averaged.outcome not in (Outcome.MERGED, Outcome.ALONE)
+        failed = averaged.outcome.failed
         log.log(30 if failed else 20, "%s%s", line, f" detail={averaged.detail!r}" if failed else "")
 
     def _count(self, report: RoundReport) -> None:

@@ -29,7 +29,7 @@ def sane(report: MemberReport, place: int) -> MemberReport:
     """
     names_two = report.other is not None
     may_name_two = report.culprit not in (None, report.other) and report.outcome is Outcome.POISONED
-    has_end = succeeded(report) or report.outcome not in (Outcome.MERGED, Outcome.ALONE)
+    has_end = succeeded(report) or report.outcome.failed
     if has_end and (may_name_two or not names_two):
         return report
     detail = "a report that has neither a result nor a failure"

@@ -43,7 +43,7 @@ class Blocking(Boundary):
                 self.rollback.begin([(0, correction)], averaged)
             # A failed exchange returns this peer's own contribution: replicas that may differ, as those of pairs, take
             # the step of a group of one; equal ones take none.
-            elif averaged.outcome in (Outcome.MERGED, Outcome.ALONE) or not self.outer.equal_replicas:
+            elif not averaged.outcome.failed or not self.outer.equal_replicas:
                 self.outer.apply(averaged.mean)
             self.state.cross_boundary(averaged.digest, members=len(averaged.partners) + 1)
         self.report(self.reached(inner), averaged)
@@ -74,7 +74,7 @@ class Blocking(Boundary):
         """As in pairs; and a peer that has lost the last round takes what the group has: no boundary follows."""
         super().finish()
         last = self.reporter.last
-        lost = last is not None and last.averaged.outcome not in (Outcome.MERGED, Outcome.ALONE)
+        lost = last is not None and last.averaged.outcome.failed
         if lost and self.outer.equal_replicas and self.phase_length.steps_left <= 0:
             with self.phase("join"):
                 self.group_weights.take_last()

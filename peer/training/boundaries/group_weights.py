@@ -21,7 +21,7 @@ from peer.process import LoopContext
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import Lineage, State
 from peer.rounds.transfer_rule import catch_up_limit
-from peer.rounds.types import Group, Outcome, Seat
+from peer.rounds.types import Group, Seat
 from peer.swarm.presence import Presence
 from peer.swarm.state_transfer.download import DonorBehind
 from peer.training.outer_state import OuterState
@@ -82,7 +82,7 @@ class GroupWeights:
         round, lineage = self.counters.round, self.counters.lineage
         if averaged.unheard and self.outer.equal_replicas:  # others take their own step then
             self._unheard = Unheard(round, lineage.after(averaged.unheard, len(averaged.partners) + 1), averaged.mean)
-        elif averaged.outcome in (Outcome.MERGED, Outcome.ALONE) or (self._unheard and self._unheard.round != round):
+        elif not averaged.outcome.failed or (self._unheard and self._unheard.round != round):
             self._unheard = None
 
     def forget_unheard(self) -> None:

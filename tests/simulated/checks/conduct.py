@@ -168,7 +168,7 @@ class Conduct:
             named = culprit.host.peer_id in averaged.culprits
             if not named or culprit is peer or not (peer.honest and culprit.honest):
                 continue
-            if averaged.outcome in (Outcome.MERGED, Outcome.ALONE):
+            if not averaged.outcome.failed:
                 self._world.violation(f"{peer.name} blames {culprit.name} for a round that was {averaged.outcome}")
             believed = averaged.certain or not self._world.scenario.accused
             if averaged.outcome is Outcome.CORRUPT and believed and not self._world.network.damaged:
