@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dht_bootstrap.owner import write_whole
+from peer.config.files import write_whole
 from peer.errors import UserError
 from peer.logs import get_logger
 

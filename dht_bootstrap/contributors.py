@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dht_bootstrap.owner import write_whole
+from peer.config.files import write_whole
 from peer.errors import UserError
 from peer.logs import get_logger
 from peer.rounds.types import Count, Name

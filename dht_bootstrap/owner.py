@@ -8,7 +8,6 @@ The key can admit anybody, so only the owner and the bootstrap node have it. The
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
-from peer.config.files import replacing
+from peer.config.files import write_whole
 from peer.errors import UserError
 from peer.p2p import identity
 from peer.p2p.admission import invitation
@@ -47,21 +46,6 @@ class Book(BaseModel, extra="forbid"):
         """Revoked ids whose certificates have not expired."""
         now = time.time()
         return [it.peer_id for it in self.invited if it.revoked and it.expires > now]
-
-
-def write_whole(path: Path, text: str, what: str = "", mode: int = 0o644, like: Path | None = None) -> None:
-    """Write the whole file or nothing. ``what`` begins the one line of a :class:`UserError`.
-
-    ``like``: where root writes, the new file belongs to whom that one belongs.
-    """
-    try:
-        with replacing(path, mode) as new:
-            new.write_text(text, encoding="utf-8")
-            if like is not None and os.geteuid() == 0:
-                whose = like.stat()
-                os.chown(new, whose.st_uid, whose.st_gid)
-    except OSError as error:
-        raise UserError(f"{what}{path}: {error.strerror}") from None
 
 
 def load_or_create(path: Path) -> Owner:

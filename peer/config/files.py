@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from peer.errors import UserError
+
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
@@ -27,6 +29,21 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # it has moved, or an error of the disk is already on its way
             new.unlink()
+
+
+def write_whole(path: Path, text: str, what: str = "", mode: int = 0o644, like: Path | None = None) -> None:
+    """Write the whole file or nothing. ``what`` begins the one line of a :class:`UserError`.
+
+    ``like``: where root writes, the new file belongs to whom that one belongs.
+    """
+    try:
+        with replacing(path, mode) as new:
+            new.write_text(text, encoding="utf-8")
+            if like is not None and os.geteuid() == 0:
+                whose = like.stat()
+                os.chown(new, whose.st_uid, whose.st_gid)
+    except OSError as error:
+        raise UserError(f"{what}{path}: {error.strerror}") from None
 
 
 def sync(path: Path) -> None:
