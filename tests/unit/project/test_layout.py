@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PRODUCT = sorted([*(ROOT / "peer").rglob("*.py"), *(ROOT / "dht_bootstrap").rglob("*.py")])
 FOLDERS = sorted({file.parent for file in [*PRODUCT, *(ROOT / "tests").rglob("*.py")]})
+
+PACKAGES = sorted({file.parent for file in PRODUCT} - {ROOT / "peer"})
 
 
 def relative(path: Path) -> str:
@@ -31,6 +34,15 @@ def test_a_file_has_one_job_and_says_which(file: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=relative)
 def test_a_folder_has_at_most_fifteen_modules(folder: Path) -> None:
     assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= 15
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=relative)
+def test_a_package_says_where_to_read_on(package: Path) -> None:
+    """Its docstring names each of its modules and packages; those of ``peer`` are in its README.md."""
+    said = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    modules = [f"{file.stem}.py" for file in package.glob("*.py") if not file.stem.startswith("__")]
+    packages = [f"{init.parent.name}/" for init in package.glob("*/__init__.py")]
+    assert [it for it in (*modules, *packages) if not re.search(rf"(?<!\w){re.escape(it)}", said)] == []
 
 
 def test_peer_has_at_most_six_loose_files() -> None:
