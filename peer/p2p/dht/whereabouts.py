@@ -36,7 +36,7 @@ ANSWER_TIMEOUT = 5.0  # seconds to look up and send one
 LIST_SHARE = 0.05  # of the time goes into lists of the connected peers: of hundreds, one takes many milliseconds
 KNOWN_SECONDS, UNKNOWN_SECONDS = 30.0, 1.0  # for which the addresses of a peer are used; that it has told none
 
-_CLASSES = message_classes(
+KADEMLIA_MESSAGES = message_classes(
     "kademlia",
     {
         "Peer": [("id", 1, BYTES_FIELD, ONE), ("addrs", 2, BYTES_FIELD, MANY), ("connection", 3, INT_FIELD, ONE)],
@@ -60,10 +60,10 @@ class Whereabouts:
         with closing(stream), suppress(asyncio.IncompleteReadError, BadMessage, StreamLost, OSError, TimeoutError):
             while True:
                 async with asyncio.timeout(IDLE):
-                    asked = await read_delimited(_CLASSES["Message"], stream.reader, REQUEST_BYTES)
+                    asked = await read_delimited(KADEMLIA_MESSAGES["Message"], stream.reader, REQUEST_BYTES)
                 if asked.type not in (FIND_NODE, PING) or not self._asked.spend(stream.remote):
                     return
-                said = _CLASSES["Message"](type=asked.type, key=asked.key)
+                said = KADEMLIA_MESSAGES["Message"](type=asked.type, key=asked.key)
                 if asked.type == FIND_NODE:
                     async with asyncio.timeout(ANSWER_TIMEOUT):
                         said.closerPeers.extend(await self._closest(asked.key, stream.remote))
@@ -114,7 +114,7 @@ async def known_addresses(p2p: Any, peer_id: PeerID) -> list[bytes]:
 
 
 def _peer(peer_id: PeerID, addresses: list[bytes]) -> Any:
-    return _CLASSES["Peer"](id=peer_id.to_bytes(), addrs=addresses, connection=CONNECTED)
+    return KADEMLIA_MESSAGES["Peer"](id=peer_id.to_bytes(), addrs=addresses, connection=CONNECTED)
 
 
 def _distance(target: bytes, peer_id: bytes) -> int:

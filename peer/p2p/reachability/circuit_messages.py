@@ -19,7 +19,7 @@ CAP = 4096  # bytes of a message
 LONGEST_ID = 64  # bytes
 
 
-_CLASSES = message_classes(
+CIRCUIT_MESSAGES = message_classes(
     "circuit",
     {
         "Peer": [("id", 1, BYTES_FIELD, ONE)],
@@ -33,7 +33,7 @@ async def read_hop(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     """The kind of a caller's message, and the id of the peer that it wants.
 
     Raises :class:`BadMessage`, ``asyncio.IncompleteReadError`` or ``OSError``; the caller sets the deadline."""
-    message = await read_delimited(_CLASSES["HopMessage"], reader, CAP)
+    message = await read_delimited(CIRCUIT_MESSAGES["HopMessage"], reader, CAP)
     if len(message.peer.id) > LONGEST_ID:
         raise BadMessage("not a peer id")
     return message.type, message.peer.id
@@ -41,7 +41,7 @@ async def read_hop(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 async def read_stop_status(reader: asyncio.StreamReader) -> int:
     """The status in the called side's answer."""
-    message = await read_delimited(_CLASSES["StopMessage"], reader, CAP)
+    message = await read_delimited(CIRCUIT_MESSAGES["StopMessage"], reader, CAP)
     if message.type != STOP_STATUS:
         raise BadMessage("not a status")
     return int(message.status)
@@ -49,9 +49,9 @@ async def read_stop_status(reader: asyncio.StreamReader) -> int:
 
 def hop_status(status: int) -> bytes:
     """The relay's answer to a caller, without a limit: libp2p allows few protocols on a limited circuit."""
-    return delimited(_CLASSES["HopMessage"](type=STATUS, status=status))
+    return delimited(CIRCUIT_MESSAGES["HopMessage"](type=STATUS, status=status))
 
 
 def stop_connect(caller: bytes) -> bytes:
     """Tells the called side the id (bytes) of the ``caller``."""
-    return delimited(_CLASSES["StopMessage"](type=STOP_CONNECT, peer={"id": caller}))
+    return delimited(CIRCUIT_MESSAGES["StopMessage"](type=STOP_CONNECT, peer={"id": caller}))

@@ -95,7 +95,7 @@ async def relay(holder: P2P, caller: P2P, target: PeerID, tally: Tally) -> None:
 
 async def _flood(holder: PeerID, caller: P2P, target: PeerID, tally: Tally) -> None:
     _, reader, writer = await caller.call_binary_stream_handler(target, HOP)
-    classes = circuit_messages._CLASSES
+    classes = circuit_messages.CIRCUIT_MESSAGES
     writer.write(delimited(classes["HopMessage"](type=circuit_messages.CONNECT, peer={"id": holder.to_bytes()})))
     answer = await read_delimited(classes["HopMessage"], reader, circuit_messages.CAP)
     if answer.status != circuit_messages.OK:
@@ -108,7 +108,7 @@ async def _flood(holder: PeerID, caller: P2P, target: PeerID, tally: Tally) -> N
 
 async def read_circuits(_: object, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """The holder's side: takes every circuit, and all that comes through it."""
-    classes = circuit_messages._CLASSES
+    classes = circuit_messages.CIRCUIT_MESSAGES
     await read_delimited(classes["StopMessage"], reader, circuit_messages.CAP)
     writer.write(delimited(classes["StopMessage"](type=circuit_messages.STOP_STATUS, status=circuit_messages.OK)))
     while await reader.read(len(CHUNK)):

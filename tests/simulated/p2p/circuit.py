@@ -15,7 +15,7 @@ from hivemind.p2p import PeerID
 from peer.p2p.addresses import CIRCUIT
 from peer.p2p.dial import parsed_id
 from peer.p2p.protobuf import delimited, read_delimited
-from peer.p2p.reachability.circuit_messages import _CLASSES, CAP, CONNECT, HOP, OK, STOP, STOP_STATUS
+from peer.p2p.reachability.circuit_messages import CAP, CIRCUIT_MESSAGES, CONNECT, HOP, OK, STOP, STOP_STATUS
 from peer.p2p.stream import BadMessage
 from tests.simulated.p2p.network import NOBODY, Connection, Host, Network, Pipe, SimulatedP2P
 
@@ -99,7 +99,7 @@ class Circuits:
         async def stop(info: Any, reader: asyncio.StreamReader, writer: Writer) -> None:
             try:
                 async with asyncio.timeout(DIAL):
-                    said = await read_delimited(_CLASSES["StopMessage"], reader, CAP)
+                    said = await read_delimited(CIRCUIT_MESSAGES["StopMessage"], reader, CAP)
             except (OSError, TimeoutError, BadMessage, asyncio.IncompleteReadError):
                 writer.close()
                 return
@@ -107,7 +107,7 @@ class Circuits:
             offers = self._offered[caller, host.peer_id, info.peer_id.to_base58()]
             offers.append((reader, writer))
             self._network.loop.call_later(DIAL, self._give_up, offers, offers[-1], context=NOBODY)
-            writer.write(delimited(_CLASSES["StopMessage"](type=STOP_STATUS, status=OK)))
+            writer.write(delimited(CIRCUIT_MESSAGES["StopMessage"](type=STOP_STATUS, status=OK)))
 
         host.handlers[STOP] = stop
 
@@ -142,8 +142,8 @@ class Circuits:
             p2p = SimulatedP2P(self._network, own)
             _, reader, writer = await p2p.call_binary_stream_handler(parsed_id(relay_id), HOP)
             try:
-                writer.write(delimited(_CLASSES["HopMessage"](type=CONNECT, peer={"id": called})))
-                said = await read_delimited(_CLASSES["HopMessage"], reader, CAP)
+                writer.write(delimited(CIRCUIT_MESSAGES["HopMessage"](type=CONNECT, peer={"id": called})))
+                said = await read_delimited(CIRCUIT_MESSAGES["HopMessage"], reader, CAP)
                 if said.status != OK:
                     raise OSError(f"error opening relay circuit: {said.status}")
                 offers = self._offered[own.peer_id, other.peer_id, relay_id]

@@ -13,7 +13,7 @@ from hivemind.p2p import PeerID
 
 from peer.p2p.budgets import DHT_REQUESTS, Proven
 from peer.p2p.dht import whereabouts
-from peer.p2p.dht.whereabouts import _CLASSES, CLOSEST, FIND_NODE, PING, REQUEST_BYTES, Whereabouts
+from peer.p2p.dht.whereabouts import CLOSEST, FIND_NODE, KADEMLIA_MESSAGES, PING, REQUEST_BYTES, Whereabouts
 from peer.p2p.protobuf import delimited, read_delimited
 from peer.p2p.stream import Stream
 from tests.unit.virtual import run, stream_pair
@@ -67,8 +67,8 @@ def talk(welcome: Callable[[str], bool], scene: Callable[[Stream], Coroutine[Any
 
 
 async def ask(stream: Stream, kind: int = FIND_NODE, key: bytes = b"key") -> Any:
-    await stream.write(delimited(_CLASSES["Message"](type=kind, key=key)), 5.0)
-    return await read_delimited(_CLASSES["Message"], stream.reader, ANSWER_BYTES)
+    await stream.write(delimited(KADEMLIA_MESSAGES["Message"](type=kind, key=key)), 5.0)
+    return await read_delimited(KADEMLIA_MESSAGES["Message"], stream.reader, ANSWER_BYTES)
 
 
 def named(answer: Any) -> list[PeerID]:
@@ -127,9 +127,9 @@ def test_a_ping_is_answered_without_names() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        delimited(_CLASSES["Message"](type=ADD_PROVIDER, key=b"key")),
-        delimited(_CLASSES["Message"](key=b"key")),
-        delimited(_CLASSES["Message"](type=FIND_NODE, key=bytes(REQUEST_BYTES))),
+        delimited(KADEMLIA_MESSAGES["Message"](type=ADD_PROVIDER, key=b"key")),
+        delimited(KADEMLIA_MESSAGES["Message"](key=b"key")),
+        delimited(KADEMLIA_MESSAGES["Message"](type=FIND_NODE, key=bytes(REQUEST_BYTES))),
         b"\x02\xff\xff",
     ],
     ids=["another kind", "no kind", "too long", "not protobuf"],
