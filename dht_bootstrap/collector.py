@@ -70,7 +70,7 @@ def _of_run(name: str, run: RunHistory) -> Iterator[SeriesSample]:
     for warning in WARNINGS:
         yield "swarm_warnings", (name, warning), float(warned[warning])
     for peer_id, peer in live.items():
-        yield from _of_peer((name, peer.record.name, peer_id), peer, run.refused[peer_id], run)
+        yield from _of_peer((name, peer.record.name, peer_id), peer, run.refusals.total[peer_id], run)
 
 
 def _of_peer(labels: tuple[str, str, str], peer: PeerHistory, refused: int, run: RunHistory) -> Iterator[SeriesSample]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from dht_bootstrap.history import REFUSED_SECONDS, PeerHistory, RunHistory
+from dht_bootstrap.history import PeerHistory, RunHistory
+from dht_bootstrap.refusals import REFUSED_SECONDS
 
 SEES = 0.6  # of the members: a peer that sees fewer may be cut off
 SETTLED_SECONDS = 60.0  # seconds after it has joined in which a peer may not know all members
@@ -33,7 +34,7 @@ def findings(run: RunHistory) -> list[RunFinding]:
     rates = [peer.record.tokens_per_second for peer in live.values() if peer.record.tokens_per_second > 0]
     usual = median(rates) if len(rates) >= 3 else 0.0
     most = Counter(peer.record.config for peer in live.values()).most_common(1)
-    refused = run.refusals()
+    refused = run.refusals.lately()
     members = run.members()
     names = Counter(record.name for record in members)
     can_merge = run.looked - run.few_at > ALONE_GRACE and any(it.report.merged_ago is not None for it in members)

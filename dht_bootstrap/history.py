@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dht_bootstrap.refusals import Refusals, ToldRefusals
 from peer.swarm.directory.ended import ENDED_PEERS, EndedRun, last_peer
 from peer.swarm.directory.reader import Entry
-from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
+from peer.swarm.directory.records import LIFETIME, MemberRecord
 
 IDLE_SECONDS = 300.0  # seconds over which an idle share is taken
 CLOCK = 60.0  # seconds over which a clock is judged
 KEPT_WHOLE = 300.0  # seconds after a run's end: what looked like its end may have been an outage of this node
 FORGET = 600.0  # seconds for which a meeting, and a peer that is gone, are shown
-REFUSED_SECONDS = 900.0  # for which a refusal counts for a warning
-TELLERS = 2  # members who say so, at least
 POINTS = 240  # of a curve
 NAMED = 512  # peers of all runs that are followed and named; the others are counted
 KEPT_EVENTS = 50
@@ -79,7 +78,7 @@ class PeerHistory:
         self._ages: deque[tuple[float, float]] = deque()  # when, age of the record by this node's clock
         self._rounds: deque[float] = deque(maxlen=KEPT_ROUNDS)  # seconds of its process when each began
         self.written = 0.0  # unix seconds, by the peer's clock
-        self._told = dict(record.report.refused)  # what its process last said of whom it refused
+        self.told = ToldRefusals(record.report)
 
     @property
     def live(self) -> bool:
@@ -110,16 +109,6 @@ class PeerHistory:
         self.curve.add(Point(now, entry.record.step, report.train_loss, self.idle_share()))
         fresh = report.merges - before.report.merges
         return fresh if fresh >= 0 else report.merges
-
-    def fresh_refusals(self, report: Report) -> Counter[str]:
-        """How often it has refused others since it last told, by their names. Call it before :meth:`see`.
-
-        A record names the two that were refused most often, or nobody where it has no room.
-        """
-        known = self._told if report.seconds >= self.record.report.seconds else {}  # its process is a new one
-        unnamed = min(known.values()) if len(known) > 1 else 0  # others were refused as often, at most
-        self._told = dict(report.refused) or known
-        return Counter({name: max(0, count - known.get(name, unnamed)) for name, count in report.refused})
 
     def idle_share(self) -> float | None:
         """Share of the last minutes in which the peer was idle; ``None`` without a record."""
@@ -166,9 +155,7 @@ class RunHistory:
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self.event_counts: Counter[str] = Counter()
         self.meetings: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, the reporting peer, its partner
-        self.refused: Counter[str] = Counter()  # refusals of each peer's contributions that this node saw happen, by id
-        self._refusals: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # the latest: when, whose, who says so
-        self._told: list[str] = []  # those of the last look: whose
+        self.refusals = Refusals()
 
     def live(self) -> dict[str, PeerHistory]:
         """By peer id."""
@@ -185,7 +172,7 @@ class RunHistory:
                 self._gone(peer_id, "left", now)
         for peer_id in self.live().keys() - entries.keys():
             self._gone(peer_id, "lost", now)
-        self._count_refusals()
+        self.refusals.count(len(self.live()))
         if self.live() or self.unnamed:
             self.ended_at = 0.0
             self._forget(now)
@@ -222,28 +209,9 @@ class RunHistory:
     def _forget(self, now: float) -> None:
         forget = 0.0 if self.unnamed else FORGET
         self.peers = {key: it for key, it in self.peers.items() if it.live or now - it.gone_at < forget}
-        self.refused = Counter({key: count for key, count in self.refused.items() if key in self.peers})
+        self.refusals.forget(now, self.peers)
         while self.meetings and self.meetings[0][0] < now - FORGET:
             self.meetings.popleft()
-        while self._refusals and self._refusals[0][0] < now - REFUSED_SECONDS:
-            self._refusals.popleft()
-
-    def refusals(self) -> Counter[str]:
-        """How often each peer's contributions were refused lately, by id. Counted only when at least two other members
-        say so, because any member can accuse any other. In a run of two members one is enough.
-        """
-        tellers: defaultdict[str, set[str]] = defaultdict(set)
-        for _, peer_id, teller in self._refusals:
-            tellers[peer_id].add(teller)
-        counts = Counter(peer_id for _, peer_id, _ in self._refusals)
-        needed = min(TELLERS, len(self.live()) - 1)
-        return Counter({peer_id: count for peer_id, count in counts.items() if len(tellers[peer_id]) >= needed})
-
-    def _count_refusals(self) -> None:
-        """Those of this look that are believed."""
-        told, self._told = self._told, []
-        believed = self.refusals() if told else {}
-        self.refused.update(peer_id for peer_id in told if peer_id in believed)
 
     def _follow(self, peer_id: str, entry: Entry, now: float, room: int) -> bool:
         """Is it a record of a live peer that is followed, perhaps from now on? One that has left tells its last
@@ -267,10 +235,8 @@ class RunHistory:
     def _told_by(self, peer_id: str, entry: Entry, ids: Mapping[str, str], now: float) -> None:
         """A record of a live peer was read; ``ids``: of all live peers, by name."""
         peer = self.peers[peer_id]
-        for name, count in peer.fresh_refusals(entry.record.report).items():
-            if name in ids and count:  # once, whatever number it says
-                self._refusals.append((now, ids[name], entry.record.peer_id))
-                self._told.append(ids[name])
+        refused = [ids[name] for name in peer.told.fresh(entry.record.report) if name in ids]
+        self.refusals.tell(entry.record.peer_id, refused, now)
         partners = [ids[name] for name in entry.record.report.partners if name in ids]
         if peer.see(entry, now) and partners:
             peer.partners.extend(partners)

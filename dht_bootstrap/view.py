@@ -14,7 +14,7 @@ def run_view(name: str, run: RunHistory, now: float) -> dict[str, Any]:
     present = list(run.present().values())
     records = [*(peer.record for peer in present), *run.unnamed]
     shares = [share for share in (peer.idle_share() for peer in present) if share is not None]
-    refused = run.refusals()
+    refused = run.refusals.lately()
     return {
         "run": name,
         "ended_age": now - run.ended_at if run.ended_at else None,

@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dht_bootstrap.collector import SwarmCollector
 from dht_bootstrap.findings import ALONE_GRACE, MERGE_SLACK, UNMERGED_ROUNDS, findings
-from dht_bootstrap.history import FORGET, KEPT_WHOLE, POINTS, REFUSED_SECONDS, Curve, Point, RunHistory
+from dht_bootstrap.history import FORGET, KEPT_WHOLE, POINTS, Curve, Point, RunHistory
+from dht_bootstrap.refusals import REFUSED_SECONDS
 from dht_bootstrap.targets import targets
 from dht_bootstrap.view import run_view
 from peer.swarm.directory import records
@@ -234,7 +235,7 @@ def test_a_warning_for_a_peer_refused_often_and_for_one_with_another_configurati
     record = other.record.model_copy(update={"config": "abcdef"})
     run.see({it.record.peer_id: it for it in [*swarm(103.0), Entry(record, other.expires)]}, NOW + 103)
     assert {(it.kind, it.peer_id) for it in findings(run)} == {("refused", "Qmb"), ("config", "Qmd")}
-    assert run.refusals() == {"Qmb": 6}
+    assert run.refusals.lately() == {"Qmb": 6}
     later = 103 + REFUSED_SECONDS
     told = [*swarm(later, refused=(("b", 2),)), Entry(record, NOW + later + LIFETIME)]
     run.see({it.record.peer_id: it for it in told}, NOW + later)
@@ -244,7 +245,7 @@ def test_a_warning_for_a_peer_refused_often_and_for_one_with_another_configurati
 def refusals(*looks: list[Entry]) -> dict[str, int]:
     """The counter after these looks, two seconds apart; of each peer that was refused."""
     run = seen(*((100.0 + 2 * number, [*entries, entry("z", 100.0)]) for number, entries in enumerate(looks)))
-    return {peer_id: count for peer_id, count in run.refused.items() if count}
+    return {peer_id: count for peer_id, count in run.refusals.total.items() if count}
 
 
 def test_a_refusal_counts_when_it_happens_and_never_again() -> None:
@@ -274,16 +275,16 @@ def test_one_record_accuses_nobody() -> None:
         return [*swarm(at), entry("liar", at, refused=(("b", often), ("c", often)))]
 
     run = seen((99.0, swarm(99.0)), *((100.0 + at, liar(100.0 + at, 2**at)) for at in range(50)))
-    assert run.refusals() == {} and findings(run) == [] and not run.refused.total()
+    assert run.refusals.lately() == {} and findings(run) == [] and not run.refusals.total.total()
     two = seen((99.0, [entry("a", 99.0), entry("b", 99.0)]), (100.0, [entry("a", 100.0, refused=(("b", 9),))]))
-    assert two.refused == {"Qmb": 1}, "of two members nobody else can say it"
+    assert two.refusals.total == {"Qmb": 1}, "of two members nobody else can say it"
 
 
 def test_of_two_peers_with_one_name_nobody_knows_which_was_refused() -> None:
     twin = Entry(entry("b", 100.0).record.model_copy(update={"peer_id": "Qmtwin"}), NOW + 130)
     looks = [(100.0 + at, [*swarm(100.0 + at, refused=(("b", at),)), twin]) for at in range(3)]
     run = seen(*looks)
-    assert run.refusals() == {}
+    assert run.refusals.lately() == {}
     assert {it.peer_id for it in findings(run) if it.kind == "name"} == {"Qmb", "Qmtwin"}, "either may be the false one"
 
 
