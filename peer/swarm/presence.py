@@ -9,10 +9,8 @@ from functools import partial
 
 from torch import Tensor
 
-from peer import clock
 from peer.config.schema import RendezvousConfig
 from peer.errors import RunError
-from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
 from peer.p2p.greeting import MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
@@ -28,16 +26,14 @@ from peer.swarm.directory.records import MemberRecord, Report
 from peer.swarm.grouping.gathering import GroupMatching
 from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Replacement
 from peer.swarm.pairing.rendezvous import PairMatching
+from peer.swarm.start_together import StartBarrier
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
 from peer.swarm.state_transfer.donors import furthest
 from peer.swarm.state_transfer.join import take_from, take_state
 
-log = get_logger("presence")
-
 RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; twice as many after each failure
 RETRY_DOUBLINGS = 6  # at most: 128 rounds
 KEPT_PHASES = 4  # inner phases for which a partner stays a candidate without a record
-START_PERIOD = 0.2  # seconds between two looks at the members that are known, while others are awaited
 
 
 class Presence:
@@ -83,13 +79,14 @@ class Presence:
             least_rate=inner_steps / inner_time if inner_time else 0.0,
         )
         self.take_state = partial(take_state, self._context)
+        self.start_barrier = StartBarrier(self._context, self.announce)
         self.matching = Matching()
         if grouping is Grouping.PAIR:
             self.matching = PairMatching(self._context, settings, self.origin)
         elif grouping is Grouping.EVERYONE:
             self.matching = GroupMatching(self._context, settings.patience, equal=equal_replicas)
         self._group = Group(0)
-        self._announced = self._waits = self._ready = False
+        self._announced = False
 
     def replacement(self) -> Replacement | None:
         """The weights that this peer must take before it meets others (healing.py).
@@ -132,8 +129,8 @@ class Presence:
         return self._context.others(since=since)
 
     def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
-        """Be found from now on: serve newcomers, announce, meet partners. ``waits``: :meth:`await_others` follows."""
-        self._waits = waits
+        """Be found from now on: serve newcomers, announce, meet partners. ``waits``: for others (start_together.py)."""
+        self.start_barrier.waits = waits
         donor = Donor(snapshot, self._node.proven)
         self._node.call(self._node.serve_members(STATE_PROTOCOL, donor.serve), OPEN_TIMEOUT)
         self._node.call(self._node.serve(SPEED_PROTOCOL, SpeedTests(self._node.proven).serve), OPEN_TIMEOUT)
@@ -145,40 +142,6 @@ class Presence:
         """Write this peer's record now, if others would learn something from it. Never raises."""
         with contextlib.suppress(TimeoutError, RunError):
             self._members.announce()
-
-    def await_others(self, count: int, seconds: float) -> int | None:
-        """Return when ``count`` members begin together, when one trains already, or after ``seconds``.
-
-        A member is ready when it has seen so many, and begins when so many are ready: nobody trains before all have
-        seen one another. Returns the latest round of those that begin together, ``None`` when this peer comes late or
-        begins without all.
-        """
-        log.info("waiting for others: %s", fields(of=count, seconds=seconds))
-        latest = self._wait(count, clock.monotonic() + seconds)
-        self._waits = False
-        self.announce()  # others wait for it
-        return latest
-
-    def _wait(self, count: int, until: float) -> int | None:
-        began, latest = clock.unix(), 0
-        while not self._context.stopping:
-            if self.failure:
-                raise RunError(self.failure)
-            fresh = self.others(since=began)  # an older record may be that of a killed peer
-            waiting = [record for record in self.others() if record.state == "waiting"]
-            begun = any(record.state == "training" for record in fresh)
-            if self._ready and (begun or sum(record.ready for record in waiting) + 1 >= count):
-                return latest
-            if begun:
-                return None
-            if not self._ready and len(waiting) + 1 >= count:
-                self._ready, latest = True, max((record.round for record in waiting), default=0)
-                self.announce()
-            if clock.monotonic() > until:
-                log.warning("begins without all: %s", fields(members=len(fresh) + 1, of=count))
-                return None
-            clock.sleep(START_PERIOD)
-        return None
 
     def group_for(self, round: int, ended_phase: int | None = None) -> Group:
         """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""
@@ -270,8 +233,8 @@ class Presence:
             name=self._node.member.name,
             addresses=list(for_record(self._node.addresses)),
             config=self._node.member.config,
-            state="paused" if paused else "waiting" if self._waits else "training",
-            ready=self._ready,
+            state="paused" if paused else "waiting" if self.start_barrier.waits else "training",
+            ready=self.start_barrier.ready,
             step=self._step(),
             round=self._counters.round,
             tokens_per_second=0.0 if paused else speed,

@@ -97,7 +97,7 @@ class Membership:
                 self.reporter.rewind(counters.round, self.state.inner.step)
             presence.enter(self.state.snapshot, counters.round, waits=together)
             if together:
-                latest = presence.await_others(own.start_with, own.start_patience)
+                latest = presence.start_barrier.await_others(own.start_with, own.start_patience)
                 self._catch_up(reached=reached, latest=latest)  # all resumed from their own checkpoints: one is newest
         ready = fields(
             config=self.node.member.config,
