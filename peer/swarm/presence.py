@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import Tensor
 
-from peer.config.schema import RendezvousConfig
+from peer.config.schema import SwarmRunConfig
 from peer.errors import RunError
 from peer.p2p.addresses import for_record
 from peer.p2p.greeting import MemberNode
@@ -46,22 +46,20 @@ class Presence:
     def __init__(
         self,
         node: MemberNode,
+        run: SwarmRunConfig,
         *,
         grouping: Grouping,
         equal_replicas: bool,
-        settings: RendezvousConfig,
         training: LoopContext,
         counters: OwnCounters,
-        inner_steps: int,
         step: Callable[[], int],
         report: Callable[[], Report],
         metrics_address: str | None,
         tokens_per_step: Callable[[], float] = lambda: 0.0,
-        inner_time: float | None = None,
     ) -> None:
         """``step``: the current one; ``report``: for people. Both are for this peer's record.
 
-        ``tokens_per_step``: of an inner step, 0 when unknown. ``inner_time``: ``run.inner_time``.
+        ``tokens_per_step``: of an inner step, 0 when unknown.
         """
         self._node, self._counters = node, counters
         self._step, self._report, self._metrics_address = step, report, metrics_address
@@ -74,17 +72,17 @@ class Presence:
             BoundaryClock(training.progress),
             training,
             counters,
-            inner_steps,
+            run.inner_steps,
             tokens_per_step=tokens_per_step,
-            least_rate=inner_steps / inner_time if inner_time else 0.0,
+            least_rate=run.inner_steps / run.inner_time if run.inner_time else 0.0,
         )
         self.take_state = partial(take_state, self._context)
         self.start_barrier = StartBarrier(self._context, self.announce)
         self.matching = Matching()
         if grouping is Grouping.PAIR:
-            self.matching = PairMatching(self._context, settings, self.origin)
+            self.matching = PairMatching(self._context, run.rendezvous, self.origin)
         elif grouping is Grouping.EVERYONE:
-            self.matching = GroupMatching(self._context, settings.patience, equal=equal_replicas)
+            self.matching = GroupMatching(self._context, run.rendezvous.patience, equal=equal_replicas)
         self._group = Group(0)
         self._announced = False
 

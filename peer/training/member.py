@@ -66,13 +66,11 @@ class Membership:
         resources.metrics.set_build(method=run.outer.name, run=run.name, config=node.member.config)
         self.presence = Presence(
             self.node,
+            run,
             grouping=state.outer.grouping,
             equal_replicas=state.outer.equal_replicas,
-            settings=run.rendezvous,
             training=resources.context,
             counters=state.counters,
-            inner_steps=run.inner_steps,
-            inner_time=run.inner_time,
             tokens_per_step=tokens_per_step,
             step=lambda: state.inner.step,
             report=lambda: self.reporter.status(resources.phase.totals, self.presence.size),

@@ -27,7 +27,7 @@ KILLED = 2  # place of the member that is killed
 
 def ours(address: str, place: int, members: int, numel: int, rounds: int) -> None:
     """The peer's own gathering and group exchange."""
-    from peer.config.schema import ExchangeConfig, RendezvousConfig
+    from peer.config.schema import ExchangeConfig, SwarmRunConfig
     from peer.exchange.group.all_reduce import AllReduceExchange
     from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams
     from peer.process import LoopContext, Stop
@@ -47,12 +47,11 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
         node.call(node.serve_members(REDUCE_PROTOCOL, incoming.accept), 10)
         presence = Presence(
             node,
+            SwarmRunConfig(inner_steps=100),
             grouping=Grouping.EVERYONE,
             equal_replicas=False,
-            settings=RendezvousConfig(),
             training=LoopContext(progress, Stop()),
             counters=SimpleNamespace(round=0, lineage=Lineage()),
-            inner_steps=100,
             step=lambda: 0,
             report=lambda: NO_REPORT,
             metrics_address=None,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from peer.config.schema import RendezvousConfig
+from peer.config.schema import RendezvousConfig, SwarmRunConfig
 from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.settings import NodeSettings
@@ -52,12 +52,11 @@ class Peer:
         self.node.start()
         self.presence = Presence(
             self.node,
+            SwarmRunConfig(inner_steps=100, rendezvous=settings or RendezvousConfig()),
             grouping=grouping,
             equal_replicas=equal,
-            settings=settings or RendezvousConfig(),
             training=LoopContext(self.progress, self.stop),
             counters=self,
-            inner_steps=100,
             step=lambda: self.round * STEPS,
             report=lambda: NO_REPORT,
             metrics_address=None,
