@@ -9,6 +9,7 @@ from torch import Tensor
 from peer.config.methods import DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig
 from peer.config.schema import RunConfig
 from peer.outer.method import outer_method
+from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.rounds.state import Lineage, State
 from peer.swarm.healing import STALE_ROUNDS, Origin
@@ -75,13 +76,15 @@ def test_what_rounding_has_kept_is_this_peers_own() -> None:
     assert parts.peer_state().kept is None
 
 
-def test_the_lineage_is_that_of_all_rounds_in_their_order() -> None:
+def test_the_lineage_is_that_of_all_rounds_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def lineage(*digests: str) -> Lineage:
         state = parts.peer_state()
         for digest in digests:
             state.cross_boundary(digest, members=3)
         return state.counters.lineage
 
+    assert lineage("a", "b") == lineage("b", "a") == Lineage("", 6)  # unequal replicas know what they began with
+    monkeypatch.setattr(NoLoCo, "equal_replicas", True)
     assert lineage() == lineage("") == Lineage()
     assert lineage("a", "b") == lineage("a", "b") == lineage("a", "", "b")
     assert len({lineage("a"), lineage("b"), lineage("a", "b"), lineage("b", "a")}) == 4
@@ -104,7 +107,7 @@ def test_a_newcomer_stands_where_its_donor_stands_between_two_boundaries() -> No
 def test_a_checkpoint_knows_its_lineage() -> None:
     state = parts.peer_state()
     state.cross_boundary("digest", members=2)
-    assert state.scalars()["lineage"] == state.counters.lineage == Lineage().after("digest", 2)
+    assert state.scalars()["lineage"] == state.counters.lineage == Lineage("", 2)
 
 
 @pytest.mark.parametrize(("behind", "taken"), [(STALE_ROUNDS, False), (STALE_ROUNDS + 1, True)])
