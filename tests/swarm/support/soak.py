@@ -1,6 +1,6 @@
 """Random faults for peers in the network laboratory: killed, frozen, disconnected and restarted.
 
-Used by tests/benchmarks/churn.py (ten minutes, twelve peers) and tests/netlab/test_churn.py (a short form).
+Used by tests/benchmarks/churn.py (two hours, eight peers) and tests/netlab/test_churn.py (a short form).
 """
 
 from __future__ import annotations
@@ -268,7 +268,8 @@ def soak(
     left = _left(folder) + run.running()
     found = check(folder / "shadow", [f"peer-{host}" for host in range(1, peers + 1)])
     first, last = run.losses()
-    outcomes = Counter(row["outcome"] for member in run.members for row in member.tail.rounds)
+    rows = [row for member in run.members for row in member.tail.rounds]
+    outcomes = Counter(row["outcome"] for row in rows)
     return {
         "faults": sum(run.faults.values()),
         "kinds": dict(run.faults),
@@ -276,6 +277,7 @@ def soak(
         "which": run.hangs,
         "rounds": sum(outcomes.values()),
         "outcomes": dict(outcomes),
+        "reasons": dict(Counter(row["reason"] for row in rows if row["reason"])),
         "merged_share": outcomes["merged"] / sum(outcomes.values()),
         "parts": found.parts,
         "wrong_parts": found.wrong,
