@@ -164,10 +164,10 @@ def _serve(args: argparse.Namespace) -> None:
         node.start()
         monitor.watch()
         addresses = node.addresses
+        file = AddressesFile(args.addresses_file, addresses)
+        file.follow(addresses)  # it is there for who waits for the first line
         for address in addresses:
             print(f"initial peer: {address}", flush=True)
-        file = AddressesFile(args.addresses_file, addresses)
-        file.follow(addresses)
         log.info("ready: port=%d http=%s identity=%s", args.port, monitor.address, args.identity)
         signals.begin_loop()
         looked = saved = time.monotonic()
