@@ -13,6 +13,7 @@ import hashlib
 import uuid
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from peer import logs
 from peer.api.loop import OuterLoop
@@ -67,11 +68,12 @@ class OuterLoopCallback(TrainerCallback):
     trainer's count (``include_num_input_tokens_seen``), or else its number of sequences. ``checkpoint``: the folder to
     resume from, when it has been moved since.
 
-    The trainer's checkpoints hold the peer's state too. Training ends after the run's ``steps``. A newcomer's learning
-    rate is that of the swarm's step: give each trainer the same schedule over the run's steps. Without ``data_seed``
-    each peer reads shuffled data in an order of its own, by its peer id. The loss of each step
-    is read of the model's output, so that a merge that does harm is undone. Where the model has none, is compiled by
-    the trainer or runs on several GPUs, it is that of the trainer's log lines, which come too seldom for that.
+    The trainer's checkpoints hold the peer's state too. Training ends after the run's ``steps``, as after the trainer's
+    own last step. A newcomer's learning rate is that of the swarm's step: give each trainer the same schedule over the
+    run's steps. Without ``data_seed`` each peer reads shuffled data in an order of its own, by its peer id. The loss of
+    each step is read of the model's output, so that a merge that does harm is undone. Where the model has none, is
+    compiled by the trainer or runs on several GPUs, it is that of the trainer's log lines, which come too seldom for
+    that.
     """
 
     def __init__(self, *, tokens: int | None = None, checkpoint: Path | str | None = None, **settings: Any) -> None:
@@ -112,8 +114,8 @@ class OuterLoopCallback(TrainerCallback):
         loss, logged, self._logged = self._losses.take(), self._logged, None
         self.outer.step(tokens=self._step_tokens(args, state), loss=logged if loss is None else loss)
         self._follow(parts.get("lr_scheduler"))
-        if self.outer.done:
-            control.should_training_stop = True
+        if self.outer.done:  # as the trainer's own last step, which a newcomer does not reach
+            DefaultFlowCallback().on_step_end(args, replace(state, max_steps=state.global_step), control)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """No step may follow."""

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import nn
-from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.modeling_outputs import CausalLMOutput
 
 from peer.api.huggingface import OuterLoopCallback, StepLosses, _shuffle_for
@@ -171,3 +171,56 @@ def test_each_peer_reads_the_data_in_an_order_of_its_own(
     assert theirs[0] == theirs[1] and "same order" not in caplog.text  # that is what its user asked for
     _shuffle_for("Qm1", None)  # an IterableDataset, or a sampler without a seed
     assert "read the same batches in the same order" in caplog.text
+
+
+class Newcomer:
+    """A trainer of 100 steps whose swarm has made 80 of them."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> None:
+        outer = Mock(done=False, swarm_step=80, peer_id="Qm1")
+        outer.step.side_effect = self._step
+        outer.state_dict.return_value = {"round": 1}
+        monkeypatch.setattr(OuterLoop, "start", Mock(return_value=outer))
+        data: Any = [{"number": number} for number in range(64)]
+        given = {"save_steps": 7, "eval_steps": 7, "max_steps": 100, "report_to": [], **arguments}
+        training = TrainingArguments(output_dir=str(folder), use_cpu=True, disable_tqdm=True, **given)
+        self.outer, self.folder, self.evaluated = outer, folder, list[int]()
+        callbacks: Any = [OuterLoopCallback(run="a"), Watch(self.evaluated)]
+        Trainer(Reads(), training, train_dataset=data, eval_dataset=data[:8], callbacks=callbacks).train()
+
+    def _step(self, **_: Any) -> None:
+        self.outer.swarm_step += 1
+        self.outer.done = self.outer.swarm_step >= 100
+
+    def saved(self) -> list[int]:
+        return sorted(int(it.parent.name.removeprefix("checkpoint-")) for it in self.folder.glob("*/outer.pt"))
+
+
+class Watch(TrainerCallback):
+    """Notes the steps at which a trainer evaluates."""
+
+    def __init__(self, steps: list[int]) -> None:
+        self._steps = steps
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
+        self._steps.append(state.global_step)
+
+
+@pytest.mark.parametrize(
+    ("when", "evaluated", "saved"),
+    [
+        ({"eval_strategy": "steps"}, [7, 14, 20], [7, 14, 20]),
+        ({"eval_strategy": "steps", "save_steps": 50, "eval_steps": 50}, [20], [20]),
+        ({"eval_strategy": "steps", "save_steps": 10, "eval_steps": 10}, [10, 20], [10, 20]),  # not twice
+        ({"eval_strategy": "steps", "eval_delay": 30}, [], [7, 14, 20]),
+        ({"eval_strategy": "epoch", "save_strategy": "epoch"}, [8, 16, 20], [8, 16, 20]),
+        ({"save_strategy": "no"}, [], []),
+    ],
+)
+def test_a_newcomer_ends_with_its_last_checkpoint_and_evaluation(
+    when: dict[str, Any], evaluated: list[int], saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer asks for both at its own last step, which a newcomer never makes: it left nothing at all."""
+    newcomer = Newcomer(tmp_path, monkeypatch, **when)
+    assert newcomer.outer.step.call_count == 20
+    assert (newcomer.evaluated, newcomer.saved()) == (evaluated, saved)
