@@ -3,10 +3,12 @@
 The guard bounds how far a contribution moves the weights, not in which direction. Along the gradient of the loss a
 hostile one can double the loss within the distance that honest peers need. The first losses after the merge show that
 at no cost. A batch of unusual text shows the same, so the loss with and without the merge decides, on the same
-validation batches, where there are any (rounds/jump_rule.py). The outer step is linear in the mean, so until the next
-boundary the merge can be undone: its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`). After a jump θ
-becomes φ in the corrected parts, so what was trained there since their outer step is dropped. Where no loss jumps and
-the validation batches decide before the next merge (:meth:`Rollback.judge_before_next`), it remains.
+validation batches, where there are any (rounds/jump_rule.py). In a program's own loop there are none, and one batch may
+have no finite loss and do no harm (all its labels are masked), so only two in succession count. The outer step is
+linear in the mean, so until the next boundary the merge can be undone: its corrections are subtracted from θ, φ and δ
+(:meth:`NoLoCo.amend`). After a jump θ becomes φ in the corrected parts, so what was trained there since their outer
+step is dropped. Where no loss jumps and the validation batches decide before the next merge
+(:meth:`Rollback.judge_before_next`), it remains.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class Trial:
     applied: int  # the inner step at which the last correction was applied
     merge: Averaged | None  # ``None`` while the swap runs
     judged: int = 0  # the inner step of the last loss that was judged
+    broken: bool = False  # the last loss was not finite
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGES))
     arriving: deque[tuple[int, Copied]] = field(default_factory=deque)  # inner steps and their losses
 
@@ -137,7 +140,9 @@ class Rollback:
         if trial.merge is not None and step > trial.applied + JUDGES:  # a program may tell a loss in few of its steps
             self.trial = None
             return
-        if math.isfinite(trial.spread):  # one loss does not say how far from it others may be
+        before, trial.broken = trial.broken, not math.isfinite(loss)
+        alone = trial.broken and not before and self._sample is None
+        if math.isfinite(trial.spread) and not alone:  # one loss does not say how far from it others may be
             trial.judged = step
             trial.losses.append(loss)
         if (mean := jumped(trial.losses, trial.usual, trial.spread)) is not None:

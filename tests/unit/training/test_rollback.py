@@ -243,6 +243,31 @@ def test_a_jump_is_confirmed_by_as_much_as_it_takes_to_be_one(peer: Peer, ratio:
     assert bool(peer.undone) == undone
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize(("then", "undone"), [("ok", False), ("broken", True)])
+def test_in_a_loop_of_its_own_one_loss_that_is_not_finite_undoes_nothing(
+    peer: Peer, broken: float, then: str, undone: bool
+) -> None:
+    """A batch whose labels are all masked has the loss NaN and no gradient: an honest merge was undone for it."""
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    trial = peer.rollback.trial
+    assert trial is not None
+    for loss in (trial.usual, broken, trial.usual, broken):
+        peer.step_with(loss)
+    assert peer.undone == [] and list(trial.losses) == [trial.usual] * 2
+    peer.step_with(broken if then == "broken" else trial.usual)
+    assert bool(peer.undone) == undone
+
+
+def test_where_validation_batches_decide_the_first_loss_that_is_not_finite_asks_them(peer: Peer) -> None:
+    losses = iter([math.nan, 1.0])
+    peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: [next(losses)])
+    peer.train(STEPS)
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    peer.step_with(math.nan)
+    assert len(peer.undone) == 1
+
+
 @pytest.mark.parametrize(("harm", "undone"), [((0.3, -0.1, 0.3, -0.1), False), ((0.12, 0.1, 0.08, 0.1), True)])
 def test_a_difference_that_a_few_batches_show_by_chance_undoes_nothing(
     peer: Peer, harm: tuple[float, ...], undone: bool
