@@ -21,6 +21,8 @@ from peer.rounds.state import Lineage
 from peer.training.checkpoint import NEW_RUN_ADVICE, PUSH_COPIES, UNTRAINED_PART, WEIGHTS_PART, Saved, Tensors
 from peer.training.outer_state import OuterState
 
+BEGIN_ANEW_ADVICE = "choose another run.dir or peer.name, or set peer.checkpoint.resume: false to begin anew"
+
 
 class PeerState(OuterState):
     """Adds the inner loop, the data stream and the random generators. ``config``: digest of the run; ``origin``: its
@@ -74,6 +76,8 @@ class PeerState(OuterState):
         return {
             "config": self._config,
             "origin": self._origin,
+            "layout": self.outer.slow.layout(),
+            "untrained": self._untrained_shapes(),
             "inner_step": self.inner.step,
             "position": self.stream.position,
             "cursor": self.stream.cursor,
@@ -84,11 +88,22 @@ class PeerState(OuterState):
     def refusal(self, scalars: dict[str, Any]) -> str:
         """Why a checkpoint cannot be resumed; empty when it can."""
         if scalars["config"] != self._config and (difference := self._difference(scalars)):
+            return f"is of another run: {difference}; {BEGIN_ANEW_ADVICE}; to go on with its weights, {NEW_RUN_ADVICE}"
+        if self._other_model(scalars):
             return (
-                f"is of another run: {difference}; choose another run.dir or peer.name, or "
-                f"set peer.checkpoint.resume: false to begin anew; to go on with its weights, {NEW_RUN_ADVICE}"
+                "is of another model: names or shapes of its weights differ; install the version of transformers "
+                f"that wrote it, or {BEGIN_ANEW_ADVICE}"
             )
         return ""
+
+    def _other_model(self, scalars: dict[str, Any]) -> bool:
+        """Does it lack a tensor of this model, or have one in another shape or place? An older version does not say."""
+        layout, untrained = self.outer.slow.layout(), self._untrained_shapes()
+        saved = scalars.get("untrained", untrained)
+        return scalars.get("layout", layout) != layout or not untrained.items() <= saved.items()
+
+    def _untrained_shapes(self) -> dict[str, str]:
+        return {name: str(list(value.shape)) for name, value in untrained_tensors(self.inner.model).items()}
 
     def _difference(self, scalars: dict[str, Any]) -> str:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from peer.config.digest import digest
 from peer.config.schema import InnerConfig, RunConfig
 from peer.data.prefetch import Prefetched
+from peer.errors import UserError
 from peer.outer.method import Local
 from peer.training.checkpoint import MODEL_PARTS, Checkpoints
 from peer.training.state import PeerState
@@ -131,6 +133,76 @@ def test_a_run_may_get_another_length(steps: int) -> None:
     saved = {"config": digest(other), "origin": {"run": other.model_dump(mode="json")}}
     assert state.refusal(saved) == ""
     assert state.refusal({**saved, "config": "other"})  # another version wrote it
+
+
+def renamed(net: Any) -> None:
+    net.model.other, net.model.norm = net.model.norm, None
+
+
+def reshaped(net: Any) -> None:
+    net.model.norm.weight = torch.nn.Parameter(torch.ones(17))
+
+
+def reordered(net: Any) -> None:
+    """φ and δ are flat: their elements would be those of other weights."""
+    layers = net.model.layers
+    del net.model.layers
+    net.model.layers = layers
+
+
+def frozen(net: Any) -> None:
+    net.model.norm.weight.requires_grad_(requires_grad=False)
+
+
+def with_buffer(net: Any, size: int = 1) -> None:
+    net.register_buffer("passes", torch.zeros(size))
+
+
+def with_longer_buffer(net: Any) -> None:
+    with_buffer(net, 2)
+
+
+def nothing(net: Any) -> None: ...
+
+
+def state_with(change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> PeerState:
+    net = parts.network()
+    change(net)
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "network", lambda: net)
+        return parts.peer_state()
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        *((nothing, it) for it in (renamed, reshaped, reordered, frozen, with_buffer)),
+        (with_buffer, with_longer_buffer),
+    ],
+)
+def test_a_checkpoint_of_a_model_with_other_weights_is_refused_in_one_line(
+    before: Callable[[Any], None], now: Callable[[Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of transformers has them: each start ended in a traceback."""
+    first, second = state_with(before, monkeypatch), state_with(now, monkeypatch)
+    save_checkpoint(Checkpoints(tmp_path, 1), 0, first.scalars(), first.tensors())
+    with pytest.raises(UserError, match="is of another model: names or shapes of its weights differ") as caught:
+        Checkpoints(tmp_path, 1).newest(second.refusal)
+    assert "set peer.checkpoint.resume: false to begin anew" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("before", [nothing, with_buffer])
+def test_what_a_checkpoint_has_beyond_the_model_hinders_nobody(
+    before: Callable[[Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one that says nothing of its model: an earlier version wrote it."""
+    first, second = state_with(before, monkeypatch), parts.peer_state()
+    for left_out in ((), ("layout", "untrained")):
+        scalars = {key: value for key, value in first.scalars().items() if key not in left_out}
+        save_checkpoint(Checkpoints(tmp_path, 1), 0, scalars, first.tensors())
+        saved = Checkpoints(tmp_path, 1).newest(second.refusal)
+        assert saved is not None
+        second.restore(saved)
 
 
 @pytest.mark.parametrize("inner", INNER, ids=["adamw", "muon"])
