@@ -106,7 +106,7 @@ class PhaseClock:
         return {phase: total - before[phase] for phase, total in self._lap.items()}
 
     def idle_share(self) -> float:
-        """Share of the time that this peer waited for a partner or its tensor; pauses do not count."""
+        """Share of the time that this peer waited for a partner or its tensor; joins and pauses do not count."""
         totals = self.totals
         total = running(totals)
         return sum(totals[phase] for phase in IDLE_PHASES) / total if total else 0.0

@@ -19,7 +19,7 @@ from peer.rounds.types import Outcome, Reason
 from peer.swarm.directory.records import LARGEST_LOSS, Report
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.run_log import EVALS, ROUNDS, RowWriter, read_rows
-from peer.telemetry.series import IDLE_PHASES, OUTSIDE_ROUNDS
+from peer.telemetry.series import IDLE_PHASES, running
 from peer.telemetry.trackers import Trackers
 
 log = get_logger("round")
@@ -177,9 +177,8 @@ class Reporter:
         Call it from any thread.
         """
         merged = self._merged
-        trained = sum(value for phase, value in totals.items() if phase not in OUTSIDE_ROUNDS)
         now = {
-            "seconds": round(trained, 2),
+            "seconds": round(running(totals), 2),
             "idle_seconds": round(sum(totals[phase] for phase in IDLE_PHASES), 2),
             "members": members,
             "merged_ago": round(merged.until(self._now()), 1) if merged else None,

@@ -18,8 +18,7 @@ from peer.rounds.types import Outcome, Reason
 PREFIX = "noloco_"
 PHASES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join", "paused")
 IDLE_PHASES = ("match", "exchange")
-PAUSED = "paused"  # this phase is no time of training, neither idle nor other
-OUTSIDE_ROUNDS = ("join", PAUSED)
+OUTSIDE_ROUNDS = ("join", "paused")  # these phases are no time of training, neither idle nor other
 STATES = ("waiting", "training", "paused", "left", "lost")
 SWARM_EVENTS = ("joined", "left", "lost")
 WARNINGS = ("split", "clock", "straggler", "refused", "config", "stuck", "name")
@@ -30,8 +29,8 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 def running(seconds: Mapping[str, float]) -> float:
-    """The time of all phases but ``paused``; idle shares are shares of it."""
-    return sum(value for phase, value in seconds.items() if phase != PAUSED)
+    """The time of the phases of rounds, without ``join`` and ``paused``; idle shares are shares of it."""
+    return sum(value for phase, value in seconds.items() if phase not in OUTSIDE_ROUNDS)
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def _of_each(name: str, kind: Kind, help: str, *more: str) -> Series:
 OF_PEER = (
     _counter(
         "phase_seconds_total",
-        "Time spent in each phase; match and exchange are idle time, paused is not.",
+        "Time spent in each phase; match and exchange are idle time, join and paused are outside of rounds.",
         phase=PHASES,
     ),
     _gauge("phase_info", "1 for the phase that the peer is in.", phase=PHASES),

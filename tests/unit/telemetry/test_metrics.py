@@ -211,9 +211,9 @@ def test_the_series_say_what_the_clock_says() -> None:
 
 
 @pytest.mark.usefixtures("virtual")
-def test_a_pause_is_neither_idle_nor_other_time() -> None:
+def test_a_pause_and_a_join_are_neither_idle_nor_other_time() -> None:
     phases = PhaseClock(Metrics(), nothing)
-    for phase, seconds in (("inner", 3.0), ("exchange", 1.0), ("paused", 1000.0)):
+    for phase, seconds in (("inner", 3.0), ("exchange", 1.0), ("paused", 1000.0), ("join", 1200.0)):
         with phases(phase):
             clock.sleep(seconds)
     assert phases.idle_share() == pytest.approx(0.25, abs=0.001)
