@@ -61,21 +61,25 @@ class OuterLoop:
             resources = stack.enter_context(open_resources(config.run, config.peer, named[0][1].device, self._stop))
             self._logfile = resources.folder.path / "peer.log"
             stack.enter_context(logs.attached(resources.folder.name, self._logfile))
-            node = member_node(resources)
-            stack.callback(node.stop)
             with resources.phase("join"):
+                node = member_node(resources)
+                stack.callback(node.stop)
                 connect(node, config.run)
-            outer = outer_method(config.run, SlowWeights(named))
-            self._state = OwnState(outer, optimizers, canonical(config.run), feedback=config.run.exchange.feedback)
-            if state is not None:
-                self._state.load_state_dict(state)
-            self._rounds_before_step, self._step_ended = 0, True
-            self._phase, self._progress = resources.phase, resources.context.progress
-            self._member = Membership(
-                resources, node, self._state, total=self._total, tokens_per_step=lambda: self._account.tokens_per_step
-            )
-            stack.callback(self._member.close)
-            self._member.join()
+                outer = outer_method(config.run, SlowWeights(named))
+                self._state = OwnState(outer, optimizers, canonical(config.run), feedback=config.run.exchange.feedback)
+                if state is not None:
+                    self._state.load_state_dict(state)
+                self._rounds_before_step, self._step_ended = 0, True
+                self._phase, self._progress = resources.phase, resources.context.progress
+                self._member = Membership(
+                    resources,
+                    node,
+                    self._state,
+                    total=self._total,
+                    tokens_per_step=lambda: self._account.tokens_per_step,
+                )
+                stack.callback(self._member.close)
+                self._member.join()
             self._length, self._boundary = self._member.phase_length, self._member.make_boundary()
             self._training = stack.enter_context(ExitStack())  # the phase "inner" while the program trains
             self._phase.lap()

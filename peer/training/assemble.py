@@ -53,36 +53,36 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
             stack.enter_context(watching(resources.folder.path, own.hours, resources.context.pause))
         elif own.hours is not None:
             raise UserError("peer.hours: a peer of several ranks cannot pause; leave it out")
-        pusher = None
-        if own.push is not None:
-            pusher = Pusher(own.push, resources.folder.path, signals.stop, MODEL_FILES)
-            stack.callback(pusher.close)
-            pusher.say_rights()
-        node = member_node(resources)
-        stack.callback(node.stop)
-        signals.emergency = node.kill
-        with resources.phase("join"):  # before gigabytes are loaded
-            connect(node, config.run)
-        config = model_source.pinned(config)
-        run = config.run
-        resources = replace(resources, run=run)
-        pretrained_tokenizer.warn(run)
-        text = corpus_of(run)
-        if own.threads:
-            torch.set_num_threads(own.threads)
-        stream = identity.stream_of(resources.peer_id) if own.stream is None else own.stream
-        device, context = resources.device, resources.context
-        state = replica.replica(config, text.train, stream=stream, device=device, context=context, ranks=ranks)
-        state.stream = read_ahead(run, state.stream, device, lambda: context.away or bool(node.failure))
-        stack.callback(state.stream.close)
-        checkpoints = Checkpoints(resources.folder.path / CHECKPOINTS, own.checkpoint.keep)
-        checkpoints.require_space(state.checkpoint_bytes, 0 if pusher is None else state.push_bytes)
-        resources.metrics["checkpoint_bytes"].set(state.checkpoint_bytes)
-        resources.metrics["disk_free_bytes"].set_function(checkpoints.free_bytes)
-        tokens_per_step = run.batch_size * run.data.sequence_length
-        member = Membership(resources, node, state, total=run.steps, tokens_per_step=lambda: tokens_per_step)
-        stack.callback(member.close)
-        member.join(lambda: _resume(config, state, checkpoints))
+        with resources.phase("join"):
+            pusher = None
+            if own.push is not None:
+                pusher = Pusher(own.push, resources.folder.path, signals.stop, MODEL_FILES)
+                stack.callback(pusher.close)
+                pusher.say_rights()
+            node = member_node(resources)
+            stack.callback(node.stop)
+            signals.emergency = node.kill
+            connect(node, config.run)  # before gigabytes are loaded
+            config = model_source.pinned(config)
+            run = config.run
+            resources = replace(resources, run=run)
+            pretrained_tokenizer.warn(run)
+            text = corpus_of(run)
+            if own.threads:
+                torch.set_num_threads(own.threads)
+            stream = identity.stream_of(resources.peer_id) if own.stream is None else own.stream
+            device, context = resources.device, resources.context
+            state = replica.replica(config, text.train, stream=stream, device=device, context=context, ranks=ranks)
+            state.stream = read_ahead(run, state.stream, device, lambda: context.away or bool(node.failure))
+            stack.callback(state.stream.close)
+            checkpoints = Checkpoints(resources.folder.path / CHECKPOINTS, own.checkpoint.keep)
+            checkpoints.require_space(state.checkpoint_bytes, 0 if pusher is None else state.push_bytes)
+            resources.metrics["checkpoint_bytes"].set(state.checkpoint_bytes)
+            resources.metrics["disk_free_bytes"].set_function(checkpoints.free_bytes)
+            tokens_per_step = run.batch_size * run.data.sequence_length
+            member = Membership(resources, node, state, total=run.steps, tokens_per_step=lambda: tokens_per_step)
+            stack.callback(member.close)
+            member.join(lambda: _resume(config, state, checkpoints))
         chance = math.log(run.data.tokenizer.vocabulary)
         others = {name: validation(run, tokens) for name, tokens in text.others.items()}
         losses = Validation(state, resources.phase, chance, validation(run, text.validation), others)

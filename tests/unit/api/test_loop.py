@@ -249,6 +249,25 @@ def test_a_slip_in_a_program_is_one_line(slip: Callable[[nn.Module], dict[str, A
     assert "\n" not in str(caught.value)
 
 
+def test_what_a_loop_does_before_it_has_joined_is_time_of_the_phase_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was ``apply``, a phase of rounds."""
+    monkeypatch.setattr("peer.api.loop.member_node", node := Mock())
+    monkeypatch.setattr("peer.api.loop.connect", Mock())
+    seen = []
+
+    def begin(*_: object, **__: object) -> None:
+        registry = node.call_args.args[0].metrics.registry
+        seen.append(registry.get_sample_value("noloco_phase_info", {"phase": "join"}))
+        raise UserError("enough")
+
+    monkeypatch.setattr("peer.api.loop.Membership", begin)
+    with pytest.raises(UserError, match="enough"):
+        OuterLoop.start(nn.Linear(2, 2), run="test", settings={"run.dir": str(tmp_path), "peer.metrics.port": 0})
+    assert seen == [1]
+
+
 def test_each_loop_of_a_program_has_a_log_of_its_own(tmp_path: Path) -> None:
     """Each wrote the other's lines under its own name, and after the end of the first the second one wrote none."""
 

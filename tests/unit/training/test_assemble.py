@@ -77,3 +77,32 @@ def test_a_push_needs_space_beside_the_checkpoints(
     node.failure = ""
     signals.stop.request()
     assert away()
+
+
+def test_what_a_peer_loads_before_it_has_joined_is_time_of_the_phase_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was ``apply``, a phase of rounds: a peer that loaded for 20 minutes was called stuck when it had joined."""
+    monkeypatch.setattr(assemble.logs, "setup", lambda peer, logfile: None)
+    monkeypatch.setattr(assemble, "member_node", node := Mock())
+    seen: dict[str, float | None] = {}
+
+    def note(step: str) -> None:
+        registry = node.call_args.args[0].metrics.registry
+        seen[step] = registry.get_sample_value("noloco_phase_info", {"phase": "join"})
+
+    def noting(step: str, result: object) -> Mock:
+        return Mock(side_effect=lambda *_, **__: note(step) or result)
+
+    state = Mock(checkpoint_bytes=0, push_bytes=0)
+    monkeypatch.setattr(assemble, "connect", noting("network", None))
+    monkeypatch.setattr(assemble.model_source, "pinned", Mock(side_effect=lambda config: note("files") or config))
+    monkeypatch.setattr(assemble, "corpus_of", noting("data", Mock(others={})))
+    monkeypatch.setattr(assemble.replica, "replica", noting("model", state))
+    monkeypatch.setattr(assemble, "Membership", noting("member", Mock()))
+    for name in ("read_ahead", "validation", "Validation", "Saver", "Trainer"):
+        monkeypatch.setattr(assemble, name, Mock())
+    own = PeerConfig(name="a", metrics=MetricsConfig(port=0))
+    with assemble.assembled(Config(run=RunConfig(dir=tmp_path), peer=own), Mock(stop=Stop())):
+        note("trainer")
+    assert seen == {"network": 1, "files": 1, "data": 1, "model": 1, "member": 1, "trainer": 0}
