@@ -56,14 +56,20 @@ class Prefetched:
         Fewer batches when this peer is away before they are read.
         """
         for _ in range(count):
-            self._worker = self._worker or clock.worker("data")
-            while len(self._coming) <= self._depth:
-                self._coming.append(self._worker.submit(self._read))
-            if not self._came(self._coming[0]):
+            if not self.await_next():
                 return
             batch, self.position, self.cursor = _result(self._coming[0])
             self._coming.popleft()
             yield batch
+
+    def await_next(self) -> bool:
+        """Wait until the next batch is read; ``False`` if this peer is away before. Raises :class:`RunError` when the
+        source is silent; another error of the reader is for :meth:`take`.
+        """
+        self._worker = self._worker or clock.worker("data")
+        while len(self._coming) <= self._depth:
+            self._coming.append(self._worker.submit(self._read))
+        return self._came(self._coming[0])
 
     def close(self) -> None:
         """End the thread. The inner stream is ahead of ``position``: call :meth:`resume` to go on."""
@@ -78,18 +84,25 @@ class Prefetched:
     def _came(self, future: Future[_Read]) -> bool:
         """Wait for it; ``False`` if this peer is away before. Raises :class:`RunError` when the source is silent."""
         before, left = self._passed(), DATA_SILENCE
-        while not clock.wait([future], LOOK).done:
+        while True:
+            clock.wait([future], LOOK)
+            if future.done():
+                return True
             now = self._passed()
             before, left = now, DATA_SILENCE if now > before else left - LOOK
             if self._away():
                 return False
             if left <= 0:
                 raise RunError(f"run.data: no row was read in {DATA_SILENCE:.0f} s; does the disk or network hang?")
-        return True
 
     def _read(self) -> _Read:
         (batch,) = self._stream.take(1)
         return batch.pin_memory() if self._pin else batch, self._stream.position, self._stream.cursor
+
+
+def await_next(stream: BatchStream) -> bool:
+    """:meth:`Prefetched.await_next`; tokens in memory are there."""
+    return not isinstance(stream, Prefetched) or stream.await_next()
 
 
 def _result(future: Future[_Read]) -> _Read:

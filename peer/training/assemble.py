@@ -13,6 +13,7 @@ import torch
 from peer import logs
 from peer.config.schema import Config
 from peer.data.open import corpus_of, read_ahead, validation
+from peer.data.prefetch import await_next
 from peer.device.accelerator import pick_device
 from peer.errors import UserError
 from peer.hub.beside import Pusher
@@ -98,8 +99,12 @@ def _begin_anew(folder: Path) -> None:
 
 
 def _resume(config: Config, state: PeerState, checkpoints: Checkpoints) -> None:
-    """Restore this peer's newest checkpoint, if it has one."""
+    """Restore this peer's newest checkpoint, if it has one, and find its place in the data. That may take hours: the
+    state of a member that was taken before would be as old.
+    """
     saved = checkpoints.newest(state.refusal) if config.peer.checkpoint.resume else None
     if saved is not None:
         state.restore(saved)
         log.info("resumed: %s", fields(checkpoint=saved.path, step=state.inner.step, of=config.run.steps))
+    log.info("waits for its first batch")
+    await_next(state.stream)

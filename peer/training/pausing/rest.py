@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from peer import clock
+from peer.data.prefetch import await_next
 from peer.device.memory import is_out_of_memory, release_memory
 from peer.errors import RunError, UserError, one_line
 from peer.logs import fields, get_logger
@@ -62,8 +63,12 @@ class Rest:
             clock.sleep(REST_PERIOD)
 
     def _back(self) -> bool:
-        """Take the accelerator's memory, and the state of a member that is further; returns whether that succeeded."""
+        """Take the accelerator's memory, and the state of a member that is further; returns whether that succeeded. Not
+        before the next batch is there: while it is waited for, that state gets old. It is read during a pause too.
+        """
         try:
+            if not await_next(self._state.stream):
+                raise RunError("its next batch is not read yet")
             if self._device.type != "cpu":
                 self._state.move_to(self._device)
             self._member.rejoin()

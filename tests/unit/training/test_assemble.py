@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
+from torch import Tensor
 
+from peer import clock
 from peer.config.schema import CheckpointConfig, Config, MetricsConfig, PeerConfig, PushConfig, RunConfig
+from peer.data.batches import TokenStream
+from peer.data.prefetch import Prefetched
 from peer.errors import UserError
 from peer.process import Stop
 from peer.training import assemble
+from peer.training.member import Membership
+from tests.unit import parts
 
 
 def begin(folder: Path, *, resume: bool) -> None:
@@ -106,3 +113,30 @@ def test_what_a_peer_loads_before_it_has_joined_is_time_of_the_phase_join(
     with assemble.assembled(Config(run=RunConfig(dir=tmp_path), peer=own), Mock(stop=Stop())):
         note("trainer")
     assert seen == {"network": 1, "files": 1, "data": 1, "model": 1, "member": 1, "trainer": 0}
+
+
+class Far(TokenStream):
+    """The place of a resume is half an hour away."""
+
+    def take(self, count: int) -> Iterator[Tensor]:
+        if not self.position:
+            clock.sleep(1800.0)
+        yield from super().take(count)
+
+
+@pytest.mark.usefixtures("virtual")
+def test_a_peer_asks_for_the_swarms_state_when_it_has_found_its_place_in_the_data(tmp_path: Path) -> None:
+    """It asked first. Its first swap was of weights as old as the search had taken, which counted as an inner step."""
+    state = parts.peer_state()
+    far = Far(parts.TEXT, batch_size=4, sequence_length=parts.LENGTH, seed=0, stream=0)
+    state.stream = Prefetched(far, pin=False, passed=lambda: int(clock.monotonic()))
+    began, asked, member = clock.monotonic(), list[float](), MagicMock()
+    member.resources.own.start_with = 1
+    member._catch_up.side_effect = lambda **_: asked.append(clock.monotonic() - began)
+    config = Config(run=RunConfig(dir=tmp_path), peer=PeerConfig(name="a", checkpoint=CheckpointConfig(resume=False)))
+    Membership.join(member, lambda: assemble._resume(config, state, Mock()))
+    assert asked == [pytest.approx(1800)]
+    progress = state.inner._context.progress
+    progress.begin(3, 3)
+    assert state.inner.run(state.stream.take(3)).steps == 3
+    assert progress.step_seconds == 0  # in virtual time a step takes none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from peer import clock
+from peer.data.batches import BatchStream, TokenStream
+from peer.data.prefetch import LOOK, Prefetched
 from peer.errors import RunError, UserError
 from peer.process import LoopContext
 from peer.training.pausing.rest import TRY_AGAIN, Rest
+from tests.unit import parts
 from tests.unit.virtual import virtual_time
 
 GPU, HOST = torch.device("cuda"), torch.device("cpu")
@@ -24,6 +29,7 @@ class Peer:
         self.done: list[str] = []
         self.trouble, self.context = list(trouble), LoopContext()
         self.network = ""
+        self.stream: BatchStream = parts.stream()
         self.inner, self.counters = SimpleNamespace(step=7), SimpleNamespace(round=2)
         folder = SimpleNamespace(path="runs/a")
         resources = SimpleNamespace(
@@ -96,6 +102,22 @@ def test_without_room_or_a_member_that_answers_it_stays_paused_and_tries_again()
     assert peer.done.count("catches up") == 3 and peer.done.count("to cpu") == 3
     assert peer.rested == pytest.approx(60 + 2 * TRY_AGAIN, abs=1)
     assert peer.done[-1] == "announces that it trains"
+
+
+def test_a_peer_whose_place_in_the_data_is_not_found_yet_stays_paused() -> None:
+    """It was paused in the wait for it. The state that it took was as old as the rest of the wait, at its next swap."""
+    peer = Peer(GPU)
+
+    class Far(TokenStream):
+        def take(self, count: int) -> Iterator[torch.Tensor]:
+            clock.sleep(100.0)
+            yield from super().take(count)
+
+    far = Far(parts.TEXT, batch_size=4, sequence_length=parts.LENGTH, seed=0, stream=0)
+    peer.stream = Prefetched(far, pin=False, depth=0, away=lambda: peer.context.away)
+    assert paused(peer, 20.0)
+    assert 120 <= peer.rested <= 120 + TRY_AGAIN + LOOK
+    assert peer.done.count("to cuda") == peer.done.count("catches up") == 1
 
 
 def test_after_a_stop_nothing_moves_back() -> None:
