@@ -94,6 +94,7 @@ def ask(folder: Path, request: Request, seconds: float) -> bool:
     file = folder / REQUEST
     with replacing(file) as new:
         new.write_text(request, encoding="ascii")
+        new.chmod(0o644)  # no secret; the peer of another user must read what root has written, with any umask
     for _ in range(round(seconds / REQUEST_PERIOD)):
         clock.sleep(REQUEST_PERIOD)
         if not file.exists():

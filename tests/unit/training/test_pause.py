@@ -22,7 +22,7 @@ from peer.commands.cli import main
 from peer.config.load import load
 from peer.errors import RunError, UserError
 from peer.process import Pause
-from peer.training.pausing.requests import REQUEST, PauseRule, ask, take, watching
+from peer.training.pausing.requests import REQUEST, REQUEST_PERIOD, PauseRule, ask, take, watching
 from peer.training.run_folder import LOCK, claim
 from tests.swarm.support.harness import DEMO, wait_for
 
@@ -99,6 +99,19 @@ def test_requests_are_taken_and_what_lies_there_from_before_is_not(tmp_path: Pat
         wait_for(lambda: not (tmp_path / REQUEST).exists(), 5)
         assert not pause.requested
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("umask", [0o027, 0o077])
+def test_a_request_of_root_can_be_read_by_the_peer(umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer of another user removed it unread, and ``pause`` said that it frees the GPU."""
+    modes: list[int] = []
+    monkeypatch.setattr(clock, "sleep", lambda _: modes.append((tmp_path / REQUEST).stat().st_mode & 0o777))
+    before = os.umask(umask)
+    try:
+        ask(tmp_path, "pause", 2 * REQUEST_PERIOD)
+    finally:
+        os.umask(before)
+    assert modes == [0o644, 0o644]
 
 
 def test_a_signal_while_the_watch_begins_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
