@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peer import clock
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.logs import get_logger
 
 log = get_logger("trackers")
@@ -95,7 +95,9 @@ class Trackers:
 
 
 def start(names: Sequence[str], folder: Path, *, run: str, peer: str, peer_id: str) -> Trackers:
-    """Start the trackers ``names``. Raises :class:`UserError` when one is not installed or does not start."""
+    """Start the trackers ``names``. Raises :class:`UserError` when one is not installed, and :class:`RunError` when one
+    does not start: its servers may be away, and a peer that is a service tries again.
+    """
     started: list[Tracker] = []
     for name in names:
         try:
@@ -107,5 +109,5 @@ def start(names: Sequence[str], folder: Path, *, run: str, peer: str, peer_id: s
             how = f'pip install "noloco-peer[{name}]", or leave it out'
             raise UserError(f"peer.trackers: {name} is not installed; {how}") from None
         except Exception as error:  # noqa: BLE001 - any error of the library: no account, no network
-            raise UserError(f"peer.trackers: {name} does not start: {error}") from None
+            raise RunError(f"peer.trackers: {name} does not start: {error}; start again, or leave it out") from None
     return Trackers(started)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.telemetry import trackers
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.report import Reporter
@@ -38,6 +38,18 @@ def test_tensorboard_has_the_rounds_and_evaluations(tmp_path: Path) -> None:
 def test_one_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r'wandb is not installed; pip install "noloco-peer\[wandb\]"'):
+        trackers.start(["wandb"], tmp_path, run="demo", peer="a", peer_id="QmA")
+
+
+def test_one_whose_service_is_away_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under systemd an outage of W&B at a restart was the end of the peer: exit code 2."""
+
+    def init(**_: object) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setitem(sys.modules, "wandb", wandb := Wandb())
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.raises(RunError, match=r"wandb does not start: no network; start again, or leave it out"):
         trackers.start(["wandb"], tmp_path, run="demo", peer="a", peer_id="QmA")
 
 
