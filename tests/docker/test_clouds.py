@@ -109,7 +109,8 @@ def test_a_virtual_machine_starts_a_confined_container(exists: bool, tmp_path: P
     assert [given["--security-opt"]] == service["security_opt"]
     assert int(given["--pids-limit"]) == service["pids_limit"]
     assert given["--ulimit"] == f"nofile={service['ulimits']['nofile']}"
-    assert given["--env"] == "TZ"  # the zone of peer.hours
+    passed = [value for option, value in pairwise(options) if option == "--env"]
+    assert passed == ["TZ", "HF_TOKEN"]  # the zone of peer.hours; for what the hub does not give to everybody
     assert given["--restart"] == service["restart"] and given["--stop-timeout"] == GRACE
     assert re.fullmatch(r"\d{6,}k", given["--memory"])
 
@@ -174,6 +175,8 @@ def test_the_pods_run_commands_that_exist() -> None:
     assert ports("noloco-peer") == {"p2p": config.peer.network.port, "direct": PEER_PORT + 1, "metrics": METRICS_PORT}
     assert config.peer.metrics.host == "0.0.0.0"
     assert "TZ" in environment  # the zone of peer.hours
+    (token,) = (it["valueFrom"] for it in container("noloco-peer")["env"] if it["name"] == "HF_TOKEN")
+    assert token == {"secretKeyRef": {"name": "noloco", "key": "HF_TOKEN", "optional": True}}
 
 
 @pytest.mark.parametrize("of", SETS)

@@ -152,6 +152,15 @@ def test_a_peer_s_hours_are_in_the_zone_that_a_person_names(file: str, name: str
         assert not ours(file)[name]["environment"]["TZ"]  # UTC
 
 
+@pytest.mark.parametrize(("file", "name"), SERVICES)
+def test_a_peer_gets_a_token_of_the_hub(file: str, name: str) -> None:
+    """The error for a gated tokenizer says to set it, and no container had it. The bootstrap node needs none."""
+    of_peer = words(ours(file)[name])[0] != "bootstrap"
+    for given in ({"HF_TOKEN": "hf_secret"}, {}):
+        found = ours(file, given)[name]["environment"].get("HF_TOKEN")
+        assert found == (given.get("HF_TOKEN", "") if of_peer else None)
+
+
 def test_the_image_has_the_zones() -> None:
     last = DOCKERFILE.rpartition("FROM ${BASE}\n")[2]
     assert re.search(r"^RUN \[ -e /usr/share/zoneinfo/.*\n.* tzdata ", last, re.MULTILINE)
