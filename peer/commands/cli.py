@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     _common(train)
     _initial_peers(train)
     train.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
-    train.set_defaults(run=_train, load=_loaded)
+    train.set_defaults(run=_train, load=_loaded, begun=lambda _: None)
 
     join = commands.add_parser("join", help="one peer: train what a swarm trains, without its configuration file")
     _join_options(join)
@@ -133,7 +133,7 @@ def _join_options(join: argparse.ArgumentParser) -> None:
     join.add_argument("--digest", help="the configuration to take (default: that of most members)")
     join.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, if the swarm requires one")
     _common(join, file_needed=False)
-    join.set_defaults(run=_train, load=_joining)
+    join.set_defaults(run=_train, load=_joining, begun=_keep)
 
 
 def _requests(commands: Any) -> None:
@@ -177,6 +177,12 @@ def _joining(args: argparse.Namespace) -> Config:
     return joining(options, partial(print, flush=True))
 
 
+def _keep(config: Config) -> None:
+    from peer.commands.join.kept import keep
+
+    keep(config)
+
+
 def _overrides(args: argparse.Namespace) -> list[str]:
     peers = getattr(args, "initial_peers", [])
     return [*args.overrides, f"peer.initial_peers=[{', '.join(peers)}]"] if peers else args.overrides
@@ -209,6 +215,7 @@ def _train(args: argparse.Namespace) -> int:
             config = config or args.load(args)
             with assembled(config, signals, ranks) as trainer:
                 signals.begin_loop()
+                args.begun(config)
                 trainer.run()
     except RuntimeError as error:
         if config is None or not is_out_of_memory(error):

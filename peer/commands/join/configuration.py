@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from peer.commands.join.kept import keep, kept
+from peer.commands.join.kept import kept
 from peer.commands.join.micro_batch import fitting
 from peer.commands.join.words import downloads, outlined
 from peer.config import load
@@ -81,7 +81,6 @@ def joining(options: JoinOptions, say: Callable[[str], None]) -> Config:
     if "host" not in own.peer.network.model_fields_set and all(map(is_loopback, addresses)):
         values.append(("peer.network.host", "127.0.0.1"))
     config = merged(offer, run, own.run, options.files, values)
-    keep(config.run.dir, offer, addresses)
     for line in (*outlined(config, offer), *downloads(config)):
         say(line)
     config = model_source.pinned(config)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 
-from peer.config.digest import digest_of
+from peer.config.digest import canonical, digest_of
 from peer.config.files import replacing
 from peer.config.received import LARGEST_TEXT
+from peer.config.schema import Config
 from peer.logs import get_logger
 from peer.p2p.addresses import owner_of
 from peer.swarm.configuration import OfferedRun
@@ -22,10 +24,12 @@ log = get_logger("join")
 JOINED = "joined"
 
 
-def keep(run_dir: Path, offer: OfferedRun, initial_peers: Sequence[str]) -> None:
-    """Write it. An error of the disk is logged: the file serves a later restart only."""
-    path = run_dir / JOINED / f"{offer.name}.json"
-    body = {"run": json.loads(offer.text), "peer": {"initial_peers": list(initial_peers)}}
+def keep(config: Config) -> None:
+    """Write it, of a peer that trains: a start that is refused must not decide what a service joins next. An error of
+    the disk is logged: the file serves a later restart only.
+    """
+    path = config.run.dir / JOINED / f"{config.run.name}.json"
+    body = {"run": json.loads(canonical(config.run)), "peer": {"initial_peers": list(config.peer.initial_peers)}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new:  # another peer of this machine may join at the same time
@@ -35,25 +39,27 @@ def keep(run_dir: Path, offer: OfferedRun, initial_peers: Sequence[str]) -> None
 
 
 def kept(run_dir: Path, initial_peers: Sequence[str], name: str | None, digest: str | None) -> OfferedRun | None:
-    """The one that was joined through one of the nodes ``initial_peers``; ``name`` and ``digest``, if given, must fit.
-    ``None`` where there is none, or more than one.
+    """The one that was joined last through one of the nodes ``initial_peers``; ``name`` and ``digest``, if given, must
+    fit. ``None`` where there is none.
     """
     nodes = set(map(owner_of, initial_peers)) - {""}
     found = [
-        offer
-        for offer, addresses in _all(run_dir / JOINED)
+        (written, offer)
+        for written, offer, addresses in _all(run_dir / JOINED)
         if nodes & set(map(owner_of, addresses)) and name in (None, offer.name) and digest in (None, offer.digest)
     ]
-    return found[0] if len(found) == 1 else None
+    return max(found, key=itemgetter(0))[1] if found else None
 
 
-def _all(folder: Path) -> Iterator[tuple[OfferedRun, list[str]]]:
-    """Those that can be read: this machine's own files, which a person may have changed."""
+def _all(folder: Path) -> Iterator[tuple[int, OfferedRun, list[str]]]:
+    """Those that can be read, and when each was written: this machine's own files, which a person may have changed."""
     for path in sorted(folder.glob("*.json")):
         try:
-            body = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= 2 * LARGEST_TEXT else {}
+            about = path.stat()
+            body = json.loads(path.read_text(encoding="utf-8")) if about.st_size <= 2 * LARGEST_TEXT else {}
             text = json.dumps(body["run"], sort_keys=True, separators=(",", ":"))
             addresses = [str(address) for address in body["peer"]["initial_peers"]]
-            yield OfferedRun(str(body["run"]["name"]), digest_of(text), text, agreeing=0, members=0), addresses
+            offer = OfferedRun(str(body["run"]["name"]), digest_of(text), text, agreeing=0, members=0)
+            yield about.st_mtime_ns, offer, addresses
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             continue

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from peer.commands import cli
 from peer.commands.join import configuration, micro_batch
 from peer.commands.join.configuration import JoinOptions, joining
+from peer.commands.join.kept import keep
 from peer.commands.join.micro_batch import fitting
 from peer.config.digest import canonical, digest_of
 from peer.config.load import load
@@ -42,8 +47,15 @@ class Joining:
         self.joined: OfferedRun | None = None
 
     def __call__(
-        self, run: RunConfig | None, *sets: str, addresses: Sequence[str] = (ADDRESS,), files: Sequence[Path] = ()
+        self,
+        run: RunConfig | None,
+        *sets: str,
+        addresses: Sequence[str] = (ADDRESS,),
+        files: Sequence[Path] = (),
+        name: str | None = "wanted",
+        digest: bool = True,
     ) -> Config:
+        """``name`` and ``digest``: does the command line have them?"""
         offer = None
         sets = (f"run.dir={self.folder}", *sets)
         if run is not None:
@@ -56,8 +68,10 @@ class Joining:
             return offer
 
         self._monkeypatch.setattr(configuration, "offered", offered)
-        options = JoinOptions(addresses, files, sets, run="wanted", digest=self.digest, invitation=None)
-        return joining(options, self.said.append)
+        options = JoinOptions(addresses, files, sets, name, self.digest if digest else None, invitation=None)
+        joined = joining(options, self.said.append)
+        keep(joined)  # as a start that is not refused
+        return joined
 
 
 @pytest.fixture
@@ -114,6 +128,38 @@ def test_a_restart_when_nobody_is_there_goes_on_with_the_last_configuration(join
     (join.folder / "joined" / "wanted.json").write_text(json.dumps(changed))
     with pytest.raises(RunError, match=r"nobody trains wanted"):  # it has another digest than the wanted one
         join(None)
+
+
+def test_of_several_runs_a_restart_goes_on_with_the_one_that_was_joined_last(join: Joining) -> None:
+    """It forgot all: a service ended for ever where several are trained, or where nobody had been started again."""
+    for name in "aba":
+        join(config(f"run.name={name}").run)
+        assert join(None, name=None, digest=False).run.name == name
+        assert join.joined is not None and join.joined.name == name
+        os.utime(join.folder / "joined" / f"{name}.json", (1, 1))  # long ago
+
+
+def test_a_start_that_is_refused_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody tried another run by hand, and the service that trained ours joined it ever after."""
+
+    @contextmanager
+    def assembled(config: Config, *_: object) -> Iterator[Any]:
+        if config.run.name == "theirs":
+            raise UserError("its checkpoint is of another run")
+        yield Mock()
+
+    def start(name: str) -> None:
+        run = config(f"run.name={name}").run
+        offer = OfferedRun(name, digest_of(canonical(run)), canonical(run), agreeing=1, members=1)
+        monkeypatch.setattr(configuration, "offered", lambda *_, **__: offer)
+        cli._train(cli._parser().parse_args(["join", ADDRESS, "--set", f"run.dir={tmp_path}"]))
+
+    monkeypatch.setattr("peer.training.assemble.assembled", assembled)
+    monkeypatch.setattr(cli, "Signals", Mock())
+    start("ours")
+    with pytest.raises(UserError, match="of another run"):
+        start("theirs")
+    assert [it.name for it in (tmp_path / "joined").iterdir()] == ["ours.json"]
 
 
 def test_a_disk_that_is_full_keeps_nobody_from_joining(
