@@ -12,12 +12,13 @@ import contextlib
 import re
 import sys
 import time
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer import __version__, logs
-from peer.errors import RunError, UserError, print_error
+from peer.errors import RunError, UserError, run_command, tell
 from peer.process import Signals, Stop, begin_command, stop_with_parent
 
 if TYPE_CHECKING:
@@ -33,18 +34,10 @@ log = logs.get_logger("bootstrap")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run until asked to stop. Exit codes as in ``noloco-peer``."""
+    """Run until asked to stop, or one of the owner's commands, and exit."""
     begin_command()
     args = _parser().parse_args(arguments)
-    logs.quiet_libraries()
-    try:
-        logs.setup("bootstrap")
-        args.run(args)
-    except (UserError, RunError, PermissionError) as error:
-        sys.exit(print_error(error))
-    except KeyboardInterrupt:
-        pass
-    sys.exit(0)
+    sys.exit(run_command("bootstrap", partial(args.run, args)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -167,7 +160,8 @@ def _serve(args: argparse.Namespace) -> None:
         file = AddressesFile(args.addresses_file, addresses)
         file.follow(addresses)  # it is there for who waits for the first line
         for address in addresses:
-            print(f"initial peer: {address}", flush=True)
+            with contextlib.suppress(BrokenPipeError):  # who reads no more, as head -1, ends no node
+                tell(f"initial peer: {address}")
         log.info("ready: port=%d http=%s identity=%s", args.port, monitor.address, args.identity)
         signals.begin_loop()
         looked = saved = time.monotonic()

@@ -1,10 +1,15 @@
-"""The two errors that end a command. Each prints one line and no traceback."""
+"""How a command ends: the two errors that print one line and no traceback, its exit code, and what becomes of an output
+that nobody reads any more or that goes to a full disk.
+"""
 
 import errno
+import os
+import select
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
-from peer.logs import printable
+from peer import logs
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -15,6 +20,29 @@ class UserError(Exception):
 
 class RunError(Exception):
     """The run cannot go on (exit code 1). The text says what, where and what to do."""
+
+
+def run_command(name: str, command: Callable[[], int | None]) -> int:
+    """Run ``command``, whose log lines have ``name``; returns its exit code: 0 done or asked to stop, 1 failed, 2 wrong
+    use or configuration.
+    """
+    logs.quiet_libraries()
+    try:
+        logs.setup(name)
+        code = command() or 0
+    except (UserError, RunError, PermissionError) as error:
+        code = print_error(error)
+    except KeyboardInterrupt:
+        code = 0
+    except BrokenPipeError:
+        if not _is_cut():
+            raise
+        code = 1
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        code = print_error(RunError(f"cannot write {error.filename or 'the output'}: {error.strerror}"))
+    return _flushed(code)
 
 
 def print_error(error: UserError | RunError | PermissionError) -> int:
@@ -36,4 +64,32 @@ def of_file(error: OSError) -> UserError:
 
 def one_line(error: BaseException, most: int | None = None) -> str:
     """The text of an error in one printable line, at most ``most`` characters of it; its type if it has no text."""
-    return printable(" ".join(str(error).split()))[:most] or type(error).__name__
+    return logs.printable(" ".join(str(error).split()))[:most] or type(error).__name__
+
+
+def tell(line: str, *, flush: bool = True) -> None:
+    """Print it. A disk that is full loses the line, and not the work of hours."""
+    try:
+        print(line, flush=flush)  # noqa: T201 - for a command
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+
+
+def _is_cut() -> bool:
+    """Is stdout a pipe that nobody reads any more?"""
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)  # for errors only
+    return bool(pipe.poll(0))
+
+
+def _flushed(code: int) -> int:
+    """Write what is still in memory. Returns the exit code of a command that would have had ``code``."""
+    for output in (sys.stdout, sys.stderr):
+        try:
+            output.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())  # for what Python writes there at its end
+            if not isinstance(error, BrokenPipeError):
+                code = code or print_error(RunError(f"cannot write the output: {error.strerror}"))
+    return code

@@ -22,39 +22,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peer import __version__, logs
+from peer import __version__
 from peer.commands.arguments import bitrate, positive, repository
-from peer.commands.output import flushed, is_cut
 from peer.commands.simulate import command as simulation
 from peer.config import load
 from peer.config.digest import digest
 from peer.config.schema import Config
-from peer.errors import DISK_FULL, RunError, UserError, print_error
+from peer.errors import RunError, UserError, print_error, run_command
 from peer.process import Signals, Stop, begin_command, stop_with_parent
 from peer.replica.sharded import launch
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command and exit: 0 done or asked to stop, 1 failed, 2 wrong use or configuration."""
+    """Run a command and exit."""
     begin_command()
     args = _parser().parse_args(arguments)
-    logs.quiet_libraries()
-    try:
-        logs.setup(args.command)
-        code = args.run(args)
-    except (UserError, RunError, PermissionError) as error:
-        code = print_error(error)
-    except KeyboardInterrupt:
-        code = 0
-    except BrokenPipeError:
-        if not is_cut():
-            raise
-        code = 1
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        code = print_error(RunError(f"cannot write {error.filename or 'the output'}: {error.strerror}"))
-    sys.exit(flushed(code))
+    sys.exit(run_command(args.command, partial(args.run, args)))
 
 
 def _parser() -> argparse.ArgumentParser:

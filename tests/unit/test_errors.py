@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from dht_bootstrap import cli
+from peer import logs
 from peer.commands import cli as peer_cli
 from peer.errors import RunError, UserError, one_line, print_error
 
@@ -91,8 +92,7 @@ def test_a_folder_that_this_user_may_not_enter_is_a_line(
 def test_what_is_denied_and_is_no_file_is_no_mistake_of_a_user(
     main: Callable[[list[str]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = peer_cli if main is peer_cli.main else cli
-    monkeypatch.setattr(module.logs, "setup", Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted")))
+    monkeypatch.setattr(logs, "setup", Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted")))
     with pytest.raises(PermissionError):
         main(["revoke", "peer-1", "--owner", "of"] if main is cli.main else ["show-config", "--config", "nowhere.yaml"])
 

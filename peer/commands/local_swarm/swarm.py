@@ -17,10 +17,9 @@ from peer.commands.local_swarm.processes import monitor_of, stop_all
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
-from peer.commands.output import tell
 from peer.config.schema import Config
 from peer.device.accelerator import one_each
-from peer.errors import RunError, UserError
+from peer.errors import RunError, UserError, tell
 from peer.process import Child, Stop, stop_signals
 from peer.training.run_folder import require_folder, set_aside, write_figures
 

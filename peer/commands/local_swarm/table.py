@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from peer.commands.local_swarm.tail import Tail
-from peer.commands.output import tell
+from peer.errors import tell
 from peer.logs import fields
 from peer.rounds.types import Outcome
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from peer.commands.output import tell
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.config.schema import Config
-from peer.errors import UserError
+from peer.errors import UserError, tell
 from peer.process import Signals
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,24 @@ def test_a_file_that_cannot_be_written_does_not_end_the_node(serving: Path, caps
     assert serve(serving / "none" / "addresses", serving) == 1
     said = capsys.readouterr().err
     assert said.count("the addresses are not written: --addresses-file") == 1 and "ready: " in said
+
+
+@pytest.mark.parametrize("output", ["a pipe", "/dev/full"])
+def test_a_node_goes_on_when_nobody_reads_its_output_or_its_disk_is_full(
+    output: str, serving: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``noloco-bootstrap | head -1`` ended with its second line, in a traceback."""
+    if output == "a pipe":
+        reader, descriptor = os.pipe()
+        os.close(reader)
+    else:
+        descriptor = os.open(output, os.O_WRONLY)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as unread:
+        monkeypatch.setattr("sys.stdout", unread)
+        assert serve(serving / "addresses", serving) == 1  # as the node fails at last
+    said = capsys.readouterr().err
+    assert "ready: " in said and "Traceback" not in said
+    assert (serving / "addresses").read_text() == f"{NEW[0]}\n"
 
 
 def test_it_is_written_when_there_is_room_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
