@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,6 +213,64 @@ def test_a_correction_that_is_lost(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(SwapMailbox, "take_corrections", lambda self: take(self)[1:])
     monkeypatch.setattr(step_share, "check", lambda site: iter([step_share._measured(site, "none")]))
     assert wrong(tmp_path, "step_share") == ["swap's share of a step, none"]
+
+
+class QueueingDevice:
+    """A device and a host in virtual time. Its queue takes ``BUSY`` seconds."""
+
+    BUSY = 0.1
+
+    def __init__(self) -> None:
+        self.now = self._ends = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def synchronize(self) -> None:
+        self.now = max(self.now, self._ends)
+
+    def keep_busy(self) -> SimpleNamespace:
+        ends = self._ends = self.now + self.BUSY
+        return SimpleNamespace(query=lambda: self.now >= ends)
+
+    def busy_seconds(self) -> float:
+        return self.BUSY
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waits", "judged", "drained"),
+    [(0.01, False, 4, 0), (0.01, True, 4, 4), (0.09, False, 0, 0), (0.2, False, 0, 0)],
+    ids=["it does not wait", "it waits", "nearly as long as the queue", "longer than the queue"],
+)
+def test_a_look_that_waits_for_the_device(
+    seconds: float, waits: bool, judged: int, drained: int, monkeypatch: Patch
+) -> None:
+    """No such look was ever counted: what waits for the queue takes longer than the queue, as what has more to do."""
+    device, looks = QueueingDevice(), iter([None] * 20 + ["merged"])
+
+    def look(*args: Any, **options: Any) -> None:
+        device.work(seconds)
+        if waits:
+            device.synchronize()
+
+    mailbox = SimpleNamespace(parts=[(0, 1)], parts_to_open=lambda idle=False: range(1), result=lambda: next(looks))
+    peer: Any = SimpleNamespace(exchange=SimpleNamespace(start=lambda meet: mailbox), method=None)
+    for name, double in (
+        ("time", device),
+        ("partner", lambda *args: contextlib.nullcontext()),
+        ("PartOpening", nothing),
+        ("amend_parts", lambda *args: 0),
+        ("open_parts", look),
+        ("_step", lambda *args: 0.1),
+    ):
+        monkeypatch.setattr(step_share, name, double)
+    site: Any = device
+    swap = step_share.Swap(site, peer, site, "none")
+    swap.run(0.1, queued=True)
+    assert (swap.judged, swap.drained) == (judged, drained)
 
 
 def test_a_slow_loop_another_loop_and_one_that_is_not_compiled(tmp_path: Path, monkeypatch: Patch) -> None:
