@@ -29,9 +29,9 @@ from peer.replica.memory import Memory
 from peer.replica.offload import HostCopies
 from peer.replica.sharded.weights import GatheredWeights
 from peer.training.state import PeerState
-from tests.gpu.checks import copies, memory, network, out_of_memory, sharing, speed, step_share
+from tests.gpu.checks import copies, memory, network, out_of_memory, resume, sharing, speed, step_share
 from tests.gpu.run import findings, verdict
-from tests.gpu.site import Finding, Site
+from tests.gpu.site import TINY, Finding, Site
 from tests.unit.parts import no_compiler
 
 Patch = pytest.MonkeyPatch
@@ -48,6 +48,16 @@ def wrong(folder: Path, check: str, *, timed: bool = False) -> list[str]:
 
 def nothing(*args: Any, **options: Any) -> None:
     pass
+
+
+class CardOnPaper(Site):
+    """A CPU that the checks take for an accelerator."""
+
+    accelerator = True  # type: ignore[assignment]
+    small = (*TINY, "peer.device=cpu")  # type: ignore[assignment]
+
+    def synchronize(self) -> None:
+        pass
 
 
 def late(work: Callable[..., None]) -> Callable[..., None]:
@@ -140,6 +150,27 @@ def test_a_state_that_does_not_come_back(target: Any, name: str, tmp_path: Path,
 def test_a_pause_that_loses_something(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(PeerState, "move_to", lambda state, device: state.forget())
     assert wrong(tmp_path, "resume") == ["pause in fp32", "pause in bf16", "pause in fp32 with offload"]
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_pause_that_keeps_the_memory(released: bool, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Memory that torch keeps for later is free to torch alone: the measure was the bytes of tensors."""
+    used = {"tensors": 2**30, "reserved": 2**30}
+    site = CardOnPaper(torch.device("cpu"), tmp_path, timed=False)
+
+    def moved(state: PeerState, device: torch.device) -> None:
+        used["tensors"] ^= 2**30
+
+    def empty(device: torch.device | None = None) -> None:
+        used["reserved"] = used["tensors"]
+
+    monkeypatch.setattr(PeerState, "move_to", moved)
+    monkeypatch.setattr(resume, "release_memory", empty if released else nothing)
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: used["tensors"])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: used["reserved"])
+    config = site.config(f"run.inner_steps={resume.H}", "run.inner.warmup_steps=0")
+    assert resume._paused(site, config, "fp32").right is released
 
 
 # -- offload

@@ -64,16 +64,19 @@ def _resumed(site: Site, config: Config, precision: str) -> Finding:
 
 def _paused(site: Site, config: Config, precision: str) -> Finding:
     subject = f"pause in {precision}"
-    whole, paused = site.replica(config), site.replica(config)
-    expected, losses = run(whole, STEPS), run(paused, INTERRUPTED)
+    paused = site.replica(config)  # alone on the device: memory that it shared with another one could not be freed
+    losses = run(paused, INTERRUPTED)
     moments = 0 if config.peer.offload == "optimizer" else paused.inner.moment_count
     moved = 4 * (paused.outer.slow.numel + moments)
-    before = allocated(site)
+    site.free()
+    before = reserved(site)
     paused.move_to(torch.device("cpu"))
     release_memory(site.device)
-    freed = before - allocated(site)
+    freed = before - reserved(site)
     paused.move_to(site.device)
     losses += run(paused, STEPS - INTERRUPTED)
+    whole = site.replica(config)
+    expected = run(whole, STEPS)
     if site.accelerator and freed < FREED * moved:
         return Finding(subject, False, f"{freed} of {moved} bytes were free while it was on the host")
     unlike = differing(paused, whole) or ("the losses" if losses != expected else "")
@@ -81,10 +84,10 @@ def _paused(site: Site, config: Config, precision: str) -> Finding:
     return Finding(subject, not unlike, words)
 
 
-def allocated(site: Site) -> int:
-    """Bytes of tensors on the device; 0 on a CPU."""
+def reserved(site: Site) -> int:
+    """Bytes of the device that no other program can have, with what torch keeps for later; 0 on a CPU."""
     site.synchronize()
-    return torch.cuda.memory_allocated(site.device) if site.accelerator else 0
+    return torch.cuda.memory_reserved(site.device) if site.accelerator else 0
 
 
 def run(state: PeerState, steps: int) -> list[float]:
