@@ -211,7 +211,7 @@ class PeerConfig(MemberConfig):
 
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"  # cuda: of NVIDIA and of AMD
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the device has it
-    threads: int | None = Field(default=None, gt=0)  # CPU threads of torch; none: torch's choice
+    threads: int | None = Field(default=None, gt=0)  # CPU threads of torch; none: its choice, of ranks equal shares
     micro_batch: int | None = Field(default=None, gt=0)  # sequences at once on one device; none: the whole batch
     offload: Literal["none", "optimizer"] = "none"  # AdamW's moments and gradients on the host: slower, 4 bytes not 16
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third slower

@@ -61,8 +61,9 @@ def sharded(plan: ReplicaPlan, rank: Rank) -> tuple[nn.Module, torch.device]:
 
     Waits for the other ranks. The model is never whole in memory. Raises :class:`UserError` if FSDP2 cannot shard it.
     """
-    device, mesh = _connect(plan, rank)
     own = plan.config.peer
+    _set_threads(own.threads, rank.size)
+    device, mesh = _connect(plan, rank)
     network = model.outline(plan.config.run)
     if own.gradient_checkpointing:
         model.checkpoint_activations(network)
@@ -78,6 +79,16 @@ def sharded(plan: ReplicaPlan, rank: Rank) -> tuple[nn.Module, torch.device]:
             block.compile()
     _materialize(network, device, plan.buffers)
     return network, device
+
+
+def _set_threads(wish: int | None, ranks: int) -> None:
+    """torchrun sets OMP_NUM_THREADS to 1 where it is unset, and all GPUs would wait for one thread of rank 0 in the
+    outer step. So the ranks share the cores. A user's own 1 looks the same: ``peer.threads`` is the way to ask for it.
+    """
+    if wish is None and os.environ.get("OMP_NUM_THREADS") == "1":
+        wish = max(1, len(os.sched_getaffinity(0)) // ranks)
+    if wish is not None:
+        torch.set_num_threads(wish)
 
 
 def _connect(plan: ReplicaPlan, rank: Rank) -> tuple[torch.device, DeviceMesh]:

@@ -85,10 +85,7 @@ class WorkerReplica:
     """The part of the replica on this rank."""
 
     def __init__(self, plan: ReplicaPlan, rank: Rank, memory: int) -> None:
-        run, own = plan.config.run, plan.config.peer
-        if own.threads:
-            torch.set_num_threads(own.threads)
-        torch.manual_seed(run.seed + rank.number)  # for dropout
+        torch.manual_seed(plan.config.run.seed + rank.number)  # for dropout
         network, device = sharded(plan, rank)
         self._loop = RankLoop(network, plan, device, rank.size, LoopContext())
         shared = SharedMemory(memory, plan.numel, plan.window)

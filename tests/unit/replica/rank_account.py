@@ -1,6 +1,7 @@
-"""A rank that says after every command which tensors of its own it holds, and can be told to run out of memory.
+"""A rank that says after every command which tensors of its own it holds and how many threads it has. It can be told
+to run out of memory, and how many cores its machine has.
 
-python -m tests.unit.replica.rank_account FILE [fail]    as a rank that torchrun has started
+python -m tests.unit.replica.rank_account FILE [fail] [cores=N]    as a rank that torchrun has started
 """
 
 from __future__ import annotations
@@ -55,12 +56,15 @@ def main() -> None:
         answered = carry_out(self, command)
         with torch.no_grad():
             name = command.method.__name__ if isinstance(command, OnShards) else type(command).__name__
-            held = {"command": name, "bytes": settled_bytes(self)}
+            held = {"command": name, "bytes": settled_bytes(self), "threads": torch.get_num_threads()}
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(held) + "\n")
         return answered
 
     worker.WorkerReplica.carry_out = and_account  # type: ignore[method-assign]
+    cores = next((int(it.removeprefix("cores=")) for it in sys.argv if it.startswith("cores=")), 0)
+    if cores:
+        os.sched_getaffinity = lambda _: set(range(cores))
     rank = launch.of(os.environ)
     assert rank is not None
     sys.exit(worker.run(rank))

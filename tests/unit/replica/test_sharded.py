@@ -194,6 +194,31 @@ def test_a_rank_holds_its_shard_and_nothing_whole(tmp_path: Path) -> None:
     assert held[-1]["bytes"] > 0.5 * 3 * whole
 
 
+@pytest.mark.parametrize(
+    ("wish", "environment_says", "expected"),
+    [(None, "1", 3), (None, "2", 2), (2, "1", 2)],
+    ids=["torchrun's one thread", "the user's threads", "peer.threads"],
+)
+def test_ranks_share_the_cores(
+    wish: int | None, environment_says: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torchrun's one thread a rank, all GPUs waited for one core in the outer step."""
+    monkeypatch.setenv("OMP_NUM_THREADS", environment_says)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(environment_says))  # as in a process that begins with this environment
+    account = tmp_path / "account"
+    cold = environment_says != "1"  # a warm process has read its own environment
+    try:
+        with ranks(2, tmp_path, ("-m", "tests.unit.replica.rank_account", str(account), "cores=6"), cold=cold) as it:
+            replica(config(tmp_path, peer={"threads": wish}), it.ranks)
+            of_rank_0 = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+    held = [json.loads(line) for line in account.read_text().splitlines()]
+    assert [of_rank_0, *{row["threads"] for row in held}] == [expected, expected]
+
+
 def test_a_rank_that_dies_ends_the_peer_in_one_line(tmp_path: Path) -> None:
     settings = config(tmp_path)
     with ranks(3, tmp_path) as it:
