@@ -14,7 +14,8 @@ PROCESS_BYTES = (890 if torch.backends.cuda.is_built() else 436) * 2**20
 # Bytes that an allocator holds for activations, divided by live bytes; the rest is fragmentation. The C library's value
 # was measured on three sizes of model. An accelerator's is CUDA's usual value.
 _HOST_SLACK, _DEVICE_SLACK = 1.6, 1.1
-_OUT_OF_MEMORY = ("MPS backend out of memory", "CUDA error: out of memory", "HIP error: out of memory")
+_OF_DRIVER = ("CUDA error: out of memory", "HIP error: out of memory")
+_OUT_OF_MEMORY = ("MPS backend out of memory", *_OF_DRIVER)
 _CONTEXT_BYTES = 500 * 2**20  # of a GPU for its driver and libraries: CUDA's usual value
 
 
@@ -66,6 +67,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and str(error).startswith(_OUT_OF_MEMORY)
     )
+
+
+def is_of_driver(error: BaseException) -> bool:
+    """Has this end of memory come past torch's allocator? Then the peer's tensors need not be the reason: pinned memory
+    is the host's, and a context or a library takes what other programs have left.
+    """
+    return str(error).startswith(_OF_DRIVER)
 
 
 def release_memory(device: torch.device) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from peer.config.schema import Config, InnerConfig
 from peer.device.copies import to_device
-from peer.device.memory import is_out_of_memory
+from peer.device.memory import is_of_driver, is_out_of_memory
 from peer.errors import one_line
 from peer.logs import get_logger
 from peer.process import LoopContext
@@ -215,5 +215,9 @@ def _balance_share(model: Any) -> float:
 def out_of_memory(error: BaseException, config: Config, ranks: int = 1) -> str:
     """The line for the user."""
     now = config.peer.micro_batch or "the whole batch"
+    lower = f"lower peer.micro_batch (now {now})"
+    said = str(error).partition("\n")[0].split(". ")[0]
+    if is_of_driver(error):
+        return f"{said}; end other programs on this GPU, free memory of the host, or {lower}"
     other = ", or set peer.offload: optimizer" if may_offload(config, ranks) else ""
-    return f"{str(error).split('. ')[0]}; lower peer.micro_batch (now {now}){other}"
+    return f"{said}; {lower}{other}"
