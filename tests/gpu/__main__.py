@@ -1,6 +1,6 @@
 """`make gpu-test`: is all of this right, and fast, on this machine's accelerator?
 
-python -m tests.gpu [--only CHECK ...] [--wheels FOLDER] [--json FILE] [--commit HASH]
+python -m tests.gpu [--only CHECK ...] [--wheels FOLDER] [--json FILE] [--commit HASH] [--limit SECONDS]
 
 Exit code 0: nothing is wrong, or there is no accelerator; 1: something is wrong; 2: something is missing.
 """
@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="wheels of what this machine lacks")
     parser.add_argument("--json", type=Path, metavar="FILE", default=None, help=f"figures (default {RESULT.name})")
     parser.add_argument("--commit", metavar="HASH", default="", help="of this tree, where there is no git")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="no finding begins after them (default 840)")
     args = parser.parse_args()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before torch: for checks to the bit
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -54,7 +55,7 @@ def _with_torch(args: argparse.Namespace, folder: Path) -> int:
     from tests.gpu import run
 
     json_file = args.json or (None if args.only else RESULT)
-    return run.on_accelerator(folder, args.only, json_file, args.commit)
+    return run.on_accelerator(folder, args.only, json_file, args.commit, args.limit or run.LIMIT)
 
 
 def _say(line: str, code: int) -> int:

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.gpu import run, wheels
-from tests.gpu.site import ROOT, Finding
+from tests.gpu.site import ROOT, Finding, Site
 
 without_card = pytest.mark.skipif(torch.cuda.is_available(), reason="there is an accelerator here")
 
@@ -89,6 +90,23 @@ def test_figures_are_kept_with_device_versions_and_commit(tmp_path: Path) -> Non
     assert len(made_by["devices"]) == torch.cuda.device_count()
     assert made_by["commit"] != ""
     assert run.made_by("abc")["commit"] == "abc"
+
+
+def test_an_end_by_force_leaves_the_figures_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were written after the last check, and a time limit of the machine left none."""
+
+    def ended(site: Site, only: Sequence[str] | None, limit: float) -> Iterator[Finding]:
+        yield Finding("φ", True, f"within {limit:.0f} s", check="copies")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    monkeypatch.setattr(run, "findings", ended)
+    kept = tmp_path / "gpu.json"
+    with pytest.raises(KeyboardInterrupt):
+        run.on_accelerator(tmp_path, None, kept, "abc", 300)
+    found = json.loads(kept.read_text(encoding="utf-8"))["checks"]["copies"]["findings"]
+    assert found == {"φ": {"right": True, "words": "within 300 s"}}
 
 
 def test_some_checks_leave_the_figures_of_the_others_of_this_machine(tmp_path: Path) -> None:
