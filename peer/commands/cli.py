@@ -189,7 +189,8 @@ def _train(args: argparse.Namespace) -> int:
     from peer.training.assemble import assembled
 
     def give_up(why: str) -> None:
-        print_error(RunError(why))
+        if why:
+            print_error(RunError(why))
         signals.emergency()
         os._exit(1)
 

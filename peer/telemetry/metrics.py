@@ -69,8 +69,8 @@ class PhaseClock:
     """Splits the time since its creation into phases without gaps: time outside all phases counts as ``apply``.
 
     ``synchronize`` waits for the accelerator, so that a phase ends when its work has ended; not at the end of a phase
-    with ``queued``, whose work belongs to the phase that contains it. One thread enters phases;
-    any thread may read the totals.
+    with ``queued``, whose work belongs to the phase that contains it, nor after an error: what the accelerator does
+    may never end then, as with a rank that is lost. One thread enters phases; any thread may read the totals.
     """
 
     def __init__(self, metrics: Metrics, synchronize: Callable[[], None] | None = None) -> None:
@@ -89,9 +89,9 @@ class PhaseClock:
         self._book(phase)
         try:
             yield
-        finally:
             if self._synchronize is not None and not queued:
                 self._synchronize()
+        finally:
             self._book(outer)
 
     @property

@@ -60,7 +60,7 @@ class Saver:
         saving, self._saving = self._saving, None
         if saving is None:
             return False
-        with self._phase("checkpoint"):
+        with self._phase("checkpoint", queued=True):  # the disk's work alone; after an error the accelerator may hang
             try:
                 saved = clock.result(saving.published, DISK_SECONDS)
             except TimeoutError:

@@ -31,14 +31,14 @@ NOTICE_SECONDS = 5.0  # seconds from an error between ranks until the loss of a 
 
 
 class Ranks:
-    """The other ranks. ``give_up`` prints a sentence and ends the process at once, for a main thread that hangs.
+    """The other ranks. ``give_up`` prints a sentence, if it gets one, and ends the process at once, which hangs.
     ``lock``: held by the thread that uses the shared window.
     """
 
     def __init__(self, rank: Rank, give_up: Callable[[str], None]) -> None:
         self.rank, self._give_up = rank, give_up
         self.lost = ""  # why the peer cannot go on
-        self._dismissed = False
+        self._dismissed = self._left = False
         self._noticed, self._gone = threading.Event(), threading.Event()
         self.lock = threading.RLock()
         self.memory, self._lines = channel.gather(rank)
@@ -94,6 +94,7 @@ class Ranks:
         if code == 0 and distributed.is_initialized():
             distributed.destroy_process_group()
         self._gone.wait(END_SECONDS)
+        self._left = True
 
     def _require(self) -> None:
         if self.lost:
@@ -130,9 +131,10 @@ class Ranks:
         last.start()
 
     def _end(self) -> None:
-        """The main thread has not ended: it waits in a collective that will never finish."""
-        if not self._dismissed:
-            self._give_up(self.lost)
+        """The main thread waits in a collective that will never finish, or the end of the process for a thread that
+        does; then the command has said why.
+        """
+        self._give_up("" if self._left else self.lost)
 
 
 @contextmanager

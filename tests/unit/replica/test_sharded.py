@@ -6,10 +6,12 @@ import argparse
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,9 +20,11 @@ from peer.commands import cli
 from peer.commands.cli import main
 from peer.errors import RunError, UserError
 from peer.replica.sharded import channel, launch
+from peer.replica.sharded.ranks import Ranks
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
 from tests.saved import save_checkpoint
+from tests.swarm.support.ports import free_port
 from tests.unit.replica.ranks_harness import config, environment, ranks, replica, replica_on
 
 AWAY = {"adamw": 1e-4, "muon": 1e-2}  # of what training changed; Muon orthogonalises in bfloat16
@@ -233,6 +237,30 @@ def test_a_rank_that_dies_ends_the_peer_in_one_line(tmp_path: Path) -> None:
         assert it.processes[0].wait(20) == 1
     assert it.output() == ""
     assert it.gave_up == []
+
+
+@pytest.mark.parametrize(("left", "words"), [(False, "rank 1 of this peer has ended"), (True, "")])
+def test_a_peer_that_hangs_after_the_loss_of_a_rank_is_ended(
+    left: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that has left the swarm: the end of the process may wait for a thread that waits for the accelerator.
+    Its command has said the words by then.
+    """
+    timers: list[Callable[[], None]] = []
+
+    def timer(seconds: float, call: Callable[..., None], arguments: tuple[Any, ...] = ()) -> Mock:
+        return Mock(start=lambda: timers.append(partial(call, *arguments)))
+
+    monkeypatch.setattr("peer.replica.sharded.ranks.threading.Timer", timer)
+    said: list[str] = []
+    leader = Ranks(launch.Rank(0, 1, free_port()), said.append)
+    leader._lose("rank 1 of this peer has ended")
+    if left:
+        leader.dismiss(1)
+    assert said == []
+    (end,) = timers
+    end()
+    assert said == [words]
 
 
 def test_a_rank_without_memory_says_so_through_rank_0(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from peer import clock
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.telemetry import http_server
 from peer.telemetry import metrics as served
 from peer.telemetry.http_server import HttpServer
@@ -177,6 +177,22 @@ def test_a_phase_ends_when_the_accelerators_work_has_ended() -> None:
     with phases("inner"):
         pass
     assert phases.totals["inner"] == pytest.approx(0.1)
+
+
+def test_a_phase_that_fails_does_not_wait_for_the_accelerator() -> None:
+    """After the loss of a rank its work never ends, and the peer did not come to leave in good order."""
+    waits: list[str] = []
+    phases = PhaseClock(Metrics(), lambda: waits.append("for it"))
+
+    def left_early() -> None:
+        with phases("inner"):
+            return
+
+    with pytest.raises(RunError), phases("inner"), phases("eval"):
+        raise RunError("rank 1 of this peer has ended")
+    assert waits == []
+    left_early()
+    assert waits == ["for it"]
 
 
 def test_a_peer_is_always_in_one_phase() -> None:

@@ -18,6 +18,7 @@ from peer.config.schema import Config, RunConfig
 from peer.errors import RunError, UserError
 from peer.p2p.event_loop import NoAnswer
 from peer.process import LoopContext
+from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training.checkpoint import Checkpoints
 from peer.training.saving import Saver
 from peer.training.trainer import Trainer
@@ -83,6 +84,24 @@ def test_the_steps_before_the_network_hung_are_counted() -> None:
         trainer.loop()
     assert state.inner.step == state.counters.phase_steps_done == 2
     assert state.counters.tokens == state.counters.phase_tokens > 0
+
+
+def test_a_failed_run_waits_for_its_checkpoint_and_not_for_the_accelerator(tmp_path: Path) -> None:
+    """After the loss of a rank the accelerator's work never ends, and the peer hung before it had left."""
+    state, waits = parts.peer_state(), list[str]()
+    phase = PhaseClock(Metrics(), lambda: waits.append("for the accelerator"))
+    saver = Saver(Checkpoints(tmp_path, 2), state, MagicMock(), phase)
+    trainer = trainer_of(state, saver=saver, validation=Mock(losses=lambda: (1.0, {})))
+
+    def lost(*_: object) -> None:
+        saver.begin()
+        waits.clear()
+        raise RunError("rank 1 of this peer has ended")
+
+    trainer.inner = Mock(run=lost, step=0)
+    with pytest.raises(RunError, match="rank 1 of this peer"):
+        trainer.run()
+    assert waits == [] and len(saver.checkpoints.all()) == 1
 
 
 class FullDisk:
