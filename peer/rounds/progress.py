@@ -11,6 +11,7 @@ from peer import clock
 from peer.rounds.types import Grouping
 
 STEP_SMOOTHING = 0.2  # weight of the newest inner step in the time of one
+LONGEST_STEP = 10.0  # times the expected time counts for one step: a frozen process says nothing of the next ones
 SHORTEST = 8  # parts of H
 LATE_SLACK = 2.0  # seconds that a peer may be late, in addition to half of the time that it announced
 
@@ -96,7 +97,7 @@ class Progress:
         if self._last is not None:
             took = now - self._last
             seen = self.step_seconds
-            self.step_seconds = seen + STEP_SMOOTHING * (took - seen) if seen else took
+            self.step_seconds = seen + STEP_SMOOTHING * (min(took, LONGEST_STEP * seen) - seen) if seen else took
         self._last = now
         self._remaining -= 1
 

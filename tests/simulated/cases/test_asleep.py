@@ -21,3 +21,16 @@ def test_it_takes_the_weights_of_those_that_have_trained_on(kind: Kind) -> None:
         own, *others = (world.rounds(peer) for peer in world.peers)
         theirs = max(rows[-1]["step"] for rows in others)
     assert theirs > 800 and theirs - own[-1]["step"] < 3 * H
+
+
+def test_the_step_in_which_it_was_frozen_does_not_keep_a_pair_apart() -> None:
+    """A phase of 25 s looked as long as 3,000 s then: after the swap that broke, each avoided the other for 20
+    minutes.
+    """
+    slow = Machine(0.5, latency=0.02, up=3e3, down=3e3, skew=0.0, starts=0.0)
+    frozen = Fault(106.0, "freeze", (0,), 300.0, 0)  # while they swap
+    with in_a_folder(Scenario(0, "overlapped", (slow,) * 2, (frozen,), 700.0, 50, 3000, "none")) as world:
+        assert not world.run().violations
+        for peer in world.peers:
+            outcomes = [row["outcome"] for row in world.rounds(peer)]
+            assert "timeout" in outcomes and outcomes[-3:-1] == ["merged"] * 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.rounds.progress import SHORTEST, phase_steps
+from peer import clock
+from peer.rounds.progress import LONGEST_STEP, SHORTEST, STEP_SMOOTHING, Progress, phase_steps
 from peer.rounds.types import Grouping
 
 
@@ -39,3 +41,22 @@ def test_every_step_is_made_and_hardly_a_round_more(steps: int, inner_steps: int
     assert len(out) <= -(-steps // inner_steps) + 3
     assert all(length * SHORTEST >= inner_steps for length in out[:-1])
     assert phase_steps(inner_steps, 0, grouping) == 0
+
+
+def test_one_long_step_says_little_of_the_next_ones_and_a_few_of_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, progress = 1000.0, Progress()
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    progress.begin(50, 50)
+
+    def step(seconds: float) -> float:
+        nonlocal now
+        now += seconds
+        progress.tick()
+        return progress.step_seconds
+
+    assert step(0.5) == 0.5
+    assert step(300.0) == pytest.approx(0.5 * (1 + STEP_SMOOTHING * (LONGEST_STEP - 1)))
+    for _ in range(20):
+        step(0.5)
+    assert progress.step_seconds < 0.6
+    assert max(step(50.0) for _ in range(10)) > 0.6 * 50.0
