@@ -45,14 +45,17 @@ class LoopThread:
         return self._thread.is_alive()
 
     def call(self, work: Coroutine[Any, Any, LoopResult], timeout: float) -> LoopResult:
-        """Run ``work`` and wait at most ``timeout`` seconds for it; raises :class:`NoAnswer`. From any other thread."""
+        """Run ``work`` and wait at most ``timeout`` seconds for it; raises :class:`NoAnswer`. From any other thread.
+
+        ``work`` does not outlive the call, also when a Ctrl+C ends that.
+        """
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return clock.result(future, timeout)
-        except TimeoutError:
-            if future.cancel():
+        except BaseException as error:
+            if future.cancel() and isinstance(error, TimeoutError):
                 raise NoAnswer(f"the network thread gave no answer within {timeout:.0f} s") from None
-            raise  # ``work`` itself raised it
+            raise  # what ``work`` itself raised, or an interrupt
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` in the background until it ends or the thread does. From any other thread."""

@@ -53,6 +53,28 @@ def test_what_the_work_raises_is_no_hang(thread: LoopThread) -> None:
     assert clock.monotonic() - began == took(0.1)
 
 
+def test_what_an_interrupt_ends_does_not_go_on(thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that had caught a Ctrl+C and restored its state was still at its boundary, and looked for a partner."""
+    ended = list[BaseException]()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError as error:
+            ended.append(error)
+
+    def interrupted(*_: object) -> None:
+        clock.sleep(1.0)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(clock, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            thread.call(work(), 10)
+    clock.sleep(1.0)
+    assert ended
+
+
 async def clings() -> None:
     """A task that cannot be cancelled."""
     for _ in range(10):
