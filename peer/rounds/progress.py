@@ -91,6 +91,11 @@ class Progress:
         """No step follows before the next :meth:`begin`: when the boundary comes is not known."""
         self._last = None
 
+    @property
+    def suspended(self) -> bool:
+        """No inner phase runs, and none follows at once."""
+        return self._last is None
+
     def tick(self) -> None:
         """One inner step is done."""
         now = clock.monotonic()

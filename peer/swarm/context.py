@@ -71,14 +71,15 @@ class BoundaryClock:
         return end_patience(swap, self.progress.phase_seconds or 0.0)
 
     def eta(self) -> float | None:
-        """Seconds until the boundary of the next meeting; ``None`` before the first step.
+        """Seconds until the boundary of the next meeting; ``None`` when it is not known: see :meth:`Progress.eta`.
 
         After the last inner step a peer is at its boundary unless a swap of its runs. Before the next one it may judge
         the last one for some seconds: others can agree to meet it meanwhile.
         """
         if self.here or (self.run_ended and not self.progress.swapping):
             return 0.0
-        return self.progress.phase_seconds if self.between else self.progress.eta()
+        between = self.between and not self.progress.suspended
+        return self.progress.phase_seconds if between else self.progress.eta()
 
 
 class OwnCounters(Protocol):
@@ -146,13 +147,13 @@ class Matching:
         """
         return Group(round)
 
-    def postpone(self, reason: str = "our last swap has not ended") -> None:
-        """No swap begins at this boundary: the last one still runs, or another state was adopted. A meeting that was
-        agreed for it is off (pairs only).
+    def postpone(self) -> None:
+        """No swap begins at this boundary: the last one still runs. A meeting that was agreed for it is off (pairs
+        only).
         """
 
     def call_off(self, reason: str) -> None:
-        """When this peer comes to its next boundary is not known any more: nobody waits for it there."""
+        """See :meth:`peer.swarm.presence.Presence.call_off`."""
 
     def end_run(self) -> None:
         """This peer has made its last inner step: from now on it meets only peers that have too (pairs only)."""

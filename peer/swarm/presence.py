@@ -157,6 +157,13 @@ class Presence:
             self._node.spawn(_close(link))
         return replace(group, links=()) if avoided else group
 
+    def call_off(self, reason: str) -> None:
+        """Other weights come, perhaps in minutes: nobody waits for this peer at its next boundary, whose time is not
+        known before the next inner phase begins.
+        """
+        self._context.boundary.progress.suspend()
+        self.matching.call_off(reason)
+
     def ended(self, averaged: Averaged) -> None:
         """A round's exchange has ended: avoid who made it fail, and note a partner with divergent weights."""
         for culprit in averaged.culprits:

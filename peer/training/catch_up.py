@@ -69,6 +69,7 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validati
     if needed is None:
         return False
     with phase("join"):
+        presence.call_off("takes the weights of others")
         taken = _ask(needed, state, presence, validation)
         if taken is not None:
             believed = needed.reach.nearest(taken)

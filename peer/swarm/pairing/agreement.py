@@ -146,12 +146,12 @@ class Agreement:
         if self.meeting is not None and self.meeting.stream.remote == peer_id:
             self.cancel(self.meeting)
 
-    async def postpone(self, reason: str) -> None:
+    async def postpone(self) -> None:
         """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it."""
         if self.meeting is None:
             return
         if self.meeting.own_wait() < (self._boundary.progress.phase_seconds or 0.0) / 2:
-            await self.call_off(reason)
+            await self.call_off("our last swap has not ended")
 
     async def call_off(self, reason: str) -> None:
         """This peer does not come to its next meeting. One of the boundary before, whose partner it still awaits, is

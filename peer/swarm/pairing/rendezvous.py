@@ -65,8 +65,8 @@ class PairMatching(Matching):
         phase_number = self._boundary.progress.phases if ended_phase is None else ended_phase
         return self._node.call(self._meet(phase_number, linger), patience)
 
-    def postpone(self, reason: str = "our last swap has not ended") -> None:
-        self._node.spawn(self._agreement.postpone(reason))
+    def postpone(self) -> None:
+        self._node.spawn(self._agreement.postpone())
 
     def call_off(self, reason: str) -> None:
         self._node.spawn(self._agreement.call_off(reason))

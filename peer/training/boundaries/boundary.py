@@ -67,11 +67,8 @@ class Boundary(ABC):
         """Wait for the end of an overlapped swap that still runs or is about to begin."""
 
     def abandon(self) -> None:
-        """Another state replaces this one: an exchange that has not ended changes nothing any more, and nobody waits
-        for this peer until its next inner phase begins, which may be in minutes.
-        """
-        self.context.progress.suspend()
-        self.presence.matching.call_off("another state replaces this one")
+        """Another state replaces this one: an exchange that has not ended changes nothing any more."""
+        self.presence.call_off("another state replaces this one")
 
     def finish(self) -> None:
         """There is no further inner phase: wait for the swap that runs, and judge what it changed. At the end of a run

@@ -137,10 +137,7 @@ class Overlapped(Boundary):
 
     def _launch(self) -> None:
         ended, self._ended = self._ended, None
-        if ended is None:
-            return
-        if self.counters.unopened is None:  # a member's state has replaced that of the phase
-            self.presence.matching.postpone("took the weights of a member")
+        if ended is None or self.counters.unopened is None:  # a member's state has replaced that of the phase
             return
         round, progress = self.counters.round - 1, self.context.progress  # cross() has counted it
 

@@ -169,12 +169,13 @@ def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
             agreement.commit(mine, "partner", Accept(eta=1.0), announced)
             await asyncio.sleep(2.0)
             context.boundary.here = here
-            await getattr(agreement, step)("late")
+            goes_off = agreement.postpone if step == "postpone" else lambda: agreement.call_off("late")
+            await goes_off()
             assert (agreement.meeting is None) is off
             if off:
                 with pytest.raises(StreamLost):
                     await theirs.receive(PartnerReady, 5)
-            await getattr(agreement, step)("late")
+            await goes_off()
 
         thread.call(work(), 20)
         thread.close()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import peer.swarm.presence
 from peer import clock
 from peer.config.load import load
 from peer.errors import RunError
@@ -22,8 +23,10 @@ from peer.outer.noloco import NoLoCo
 from peer.process import LoopContext
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, Contribution
+from peer.rounds.progress import Progress
 from peer.rounds.state import Lineage, State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
+from peer.swarm.context import BoundaryClock, Matching
 from peer.swarm.state_transfer.download import DonorBehind
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.telemetry.report import Reporter
@@ -40,23 +43,31 @@ from tests.unit.virtual import took
 H, TOTAL = 5, 100
 
 
-class Presence:
-    """Alone in its swarm."""
-
-    peer_id, size = "me", 1
+class NoMatching(Matching):
+    """Finds nobody."""
 
     def __init__(self) -> None:
-        self.ended_rounds: list[Averaged] = []
-        self.asked: list[tuple[int, ...]] = []
         self.postponed = 0
         self.called_off: list[str] = []
-        self.matching = self
 
-    def postpone(self, reason: str = "") -> None:
+    def postpone(self) -> None:
         self.postponed += 1
 
     def call_off(self, reason: str) -> None:
         self.called_off.append(reason)
+
+
+class Presence:
+    """Alone in its swarm."""
+
+    peer_id, size = "me", 1
+    call_off = peer.swarm.presence.Presence.call_off
+
+    def __init__(self, progress: Progress) -> None:
+        self.ended_rounds: list[Averaged] = []
+        self.asked: list[tuple[int, ...]] = []
+        self._context = SimpleNamespace(boundary=BoundaryClock(progress))
+        self.matching = NoMatching()
 
     def group_for(self, round: int, ended_phase: int | None = None) -> Group:
         self.asked.append((round,) if ended_phase is None else (round, ended_phase))
@@ -64,13 +75,6 @@ class Presence:
 
     def without_avoided(self, group: Group) -> Group:
         return group
-
-    def end_run(self) -> None: ...
-
-    def end_swaps(self) -> None: ...
-
-    def last_partners(self) -> int:
-        return 0
 
     def ended(self, averaged: Averaged) -> None:
         self.ended_rounds.append(averaged)
@@ -130,11 +134,12 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         metrics = Metrics()
-        self.state, self.presence = parts.peer_state(), Presence()
-        self.reporter = Reporter(folder, metrics)
         self.resources: Any = SimpleNamespace(phase=PhaseClock(metrics), context=LoopContext())
+        progress = self.resources.context.progress
+        self.state, self.presence = parts.peer_state(), Presence(progress)
+        self.reporter = Reporter(folder, metrics)
         run = load(DEMO, [*TINY, f"run.inner_steps={H}"]).run
-        self.length = PhaseLength(run, TOTAL, self.state, self.resources.context.progress)
+        self.length = PhaseLength(run, TOTAL, self.state, progress)
 
     def parts(self) -> tuple[PeerState, Any, Reporter, Any, PhaseLength]:
         return self.state, self.presence, self.reporter, self.resources, self.length
@@ -242,20 +247,25 @@ def test_a_swap_of_a_state_that_was_replaced_changes_nothing_any_more(scene: Sce
     assert len(exchange.mailboxes) == 2  # and the next one begins as any other
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_nobody_waits_for_a_peer_whose_state_is_replaced(scene: Scene, overlap: bool) -> None:
+@pytest.mark.parametrize(("overlap", "failed"), [(True, False), (False, False), (False, True)])
+def test_nobody_waits_for_a_peer_whose_state_is_replaced(scene: Scene, overlap: bool, failed: bool) -> None:
     """To take a newer state may last minutes. The time to its boundary went on to 0 meanwhile, and the partner of its
-    meeting waited, and left it out.
+    meeting waited, and left it out. After a step that had ``failed`` at its boundary others were told of one phase.
     """
     boundary = overlapped(scene, Exchange()) if overlap else Blocking(*scene.parts(), exchange=Exchange())
     progress = scene.resources.context.progress
     progress.step_seconds = 0.1
+    told = BoundaryClock(progress)
     scene.train()
-    assert progress.eta() is not None
+    assert told.eta() is not None
+    if failed:  # at its boundary
+        with told.at_end_of(progress.phases):
+            pass
+        assert told.eta() == progress.phase_seconds
     boundary.abandon()
-    assert progress.eta() is None and scene.presence.called_off == ["another state replaces this one"]
+    assert told.eta() is None and scene.presence.matching.called_off == ["another state replaces this one"]
     scene.train()
-    assert progress.eta() is not None
+    assert told.eta() is not None
 
 
 def test_a_swap_that_was_given_up_before_it_began_does_not_begin(scene: Scene) -> None:
@@ -390,7 +400,7 @@ def test_while_a_swap_is_on_its_way_the_boundary_is_postponed(scene: Scene) -> N
         tokens += inner.tokens
         assert not boundary.cross(inner)
         assert (scene.state.counters.round, scene.length.remaining()) == (1, H)
-    assert scene.presence.postponed == 2  # a partner does not wait
+    assert scene.presence.matching.postponed == 2  # a partner does not wait
     exchange.mailboxes[0].over = True
     boundary.between_steps()
     tokens += (inner := scene.train()).tokens

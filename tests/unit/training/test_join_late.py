@@ -13,8 +13,11 @@ from torch import Tensor
 
 from peer.config.load import load
 from peer.errors import RunError
+from peer.rounds.progress import Progress
 from peer.rounds.state import State
+from peer.swarm.context import BoundaryClock
 from peer.swarm.healing import STALE_ROUNDS, Origin, Reach, Replacement
+from peer.swarm.presence import Presence
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training.catch_up import join_late
 from peer.training.state import PeerState
@@ -28,11 +31,18 @@ H = 5
 class Strangers:
     """A swarm of one other member, which this peer has nothing in common with."""
 
+    call_off = Presence.call_off
+
     def __init__(self, phi: Tensor | None, further: int = 0) -> None:
         self.phi, self.origin, self.noted = phi, Origin(), list[bool]()
         self.ids, self.liars, self.asked = ["b"], list[str](), list[str]()
         self._further = further  # a latecomer's swarm is, by as many rounds
         self.reach = Reach()
+        self.progress = Progress()
+        self._context = SimpleNamespace(boundary=BoundaryClock(self.progress))
+        self.called_off = list[str]()
+        self.matching = SimpleNamespace(call_off=self.called_off.append)
+        self.told = list[float | None]()  # seconds to its boundary, to others, at each download
 
     def replacement(self) -> Replacement | None:
         if self._further:
@@ -43,6 +53,8 @@ class Strangers:
         self, room: Sequence[Tensor], timeout: float, *, above: int, among: Collection[str], without: Collection[str]
     ) -> State | None:
         assert list(among) == ([] if self._further else self.ids) and timeout == 0
+        assert self.called_off == ["takes the weights of others"]
+        self.told.append(self._context.boundary.eta())
         if self.phi is None:
             raise RunError("no member gave its weights")
         donors = [*self.liars, "b"]
@@ -117,6 +129,26 @@ def test_weights_are_taken_and_their_position_is_bounded(
     assert (state.counters.round, state.inner.step) == (round, round * H)
     assert presence.origin.since == round
     assert (f"said={7 + further} round={round}" in caplog.text) == (further > 0)  # a restart takes no lower one
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_nobody_waits_for_a_peer_that_takes_the_weights_of_others(overlap: bool) -> None:
+    """A download may take minutes. Its meeting was called off after it, and others were told of its boundary meanwhile:
+    of one that is now, or, without overlap, in one phase.
+    """
+    state = trained()
+    presence: Any = Strangers(state.outer.slow.phi.clone())
+    progress, told = presence.progress, presence._context.boundary
+    progress.step_seconds = 1.0
+    progress.begin(0, H)
+    if not overlap:
+        with told.at_end_of(progress.phases):
+            pass
+    assert told.eta() == (0.0 if overlap else H)
+    assert join_late(state, presence, clock())
+    assert presence.told == [None]
+    progress.begin(H, H)
+    assert told.eta() is not None
 
 
 @pytest.mark.parametrize("phi", ["noise", "nobody"])
