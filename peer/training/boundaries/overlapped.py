@@ -68,6 +68,8 @@ class Overlapped(Boundary):
         round's swap begins with the next inner step, so that no partner waits while this peer evaluates.
         """
         self.rollback.trained(inner)
+        if self._swap is not None and self._swap.abandoned:
+            self._drop(self._swap)
         if self._swap is not None and self._swap.mailbox.result() is None and self.phase_length.steps_left > 0:
             self.state.begin_phase()
             self.presence.matching.postpone()

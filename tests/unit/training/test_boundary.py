@@ -315,6 +315,32 @@ def test_the_error_of_a_swap_that_is_given_up_is_raised_no_more(scene: Scene, ca
     assert len(exchange.mailboxes) == 2  # the next one begins as any other
 
 
+class FailsLate(Correcting):
+    """Its helper thread fails when the peer has given the swap up and gone on."""
+
+    failed = False
+
+    def result(self) -> Averaged | None:
+        if self.failed:
+            raise RuntimeError("a defect")
+        return super().result()
+
+
+def test_nor_is_one_that_comes_later_raised_at_the_next_boundary(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.training.boundaries.overlapped.LEAVING_SECONDS", 0.0)
+    exchange = Exchange(mailbox=FailsLate)
+    boundary = overlapped(scene, exchange)
+    assert boundary.cross(scene.train())
+    boundary.between_steps()
+    boundary.abandon()
+    inner = scene.train()
+    monkeypatch.setattr(FailsLate, "failed", True)
+    assert boundary.cross(inner)
+    assert [it.getMessage() for it in caplog.records] == ["a swap that was given up has failed: RuntimeError: a defect"]
+
+
 def test_no_look_at_a_swap_waits_for_the_accelerator(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor afterwards: the parts that are left are opened as their copies arrive, and then the swap is over."""
     exchange, waits = Exchange(mailbox=Asking), 0
