@@ -168,6 +168,8 @@ class OuterLoop:
             if self._step_ended and not self._member.presence.failure:
                 self._training.close()
                 self._boundary.finish()
+                if self.done:
+                    self._member.stay()
         finally:
             self._leave()
 

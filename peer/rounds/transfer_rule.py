@@ -12,6 +12,7 @@ LEAST_RATE = 2**20 / 20  # bytes a second (0.42 Mbit/s): what comes more slowly 
 IN_BUFFERS = 2**20  # bytes between two peers that were sent and not read: in sockets, daemons and windows
 COPY_RATE = 100e6  # bytes a second at which even a busy machine copies the state that it gives away
 CATCH_UP_LEAST = 60.0  # seconds that a group gives each member to take the group's state
+LONGEST_REPEAT_PAUSE = 10.0  # seconds until who has lost the last round asks the next donor, while they may repeat it
 
 
 def swap_limit(stall: float, max_phases: float, phase_seconds: float | None) -> float:

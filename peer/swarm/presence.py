@@ -9,6 +9,7 @@ from functools import partial
 
 from torch import Tensor
 
+from peer import clock
 from peer.config.schema import SwarmRunConfig
 from peer.errors import RunError
 from peer.p2p.addresses import for_record
@@ -18,7 +19,7 @@ from peer.p2p.speed import SPEED_PROTOCOL, SpeedTests
 from peer.process import LoopContext
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
-from peer.rounds.transfer_rule import catch_up_limit
+from peer.rounds.transfer_rule import LONGEST_REPEAT_PAUSE, catch_up_limit
 from peer.rounds.types import Group, Grouping, Link, Outcome, Seat
 from peer.swarm.context import BoundaryClock, Matching, OwnCounters, SwarmContext
 from peer.swarm.directory.directory import Members
@@ -29,7 +30,7 @@ from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.start_together import StartBarrier
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
 from peer.swarm.state_transfer.donors import furthest
-from peer.swarm.state_transfer.join import take_from, take_state
+from peer.swarm.state_transfer.join import STOP_PERIOD, take_from, take_state
 
 RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; twice as many after each failure
 RETRY_DOUBLINGS = 6  # at most: 128 rounds
@@ -85,6 +86,7 @@ class Presence:
             self.matching = GroupMatching(self._context, run.rendezvous.patience, equal=equal_replicas)
         self._group = Group(0)
         self._announced = False
+        self._donor: Donor | None = None
 
     def replacement(self) -> Replacement | None:
         """The weights that this peer must take before it meets others (healing.py).
@@ -129,8 +131,8 @@ class Presence:
     def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
         """Be found from now on: serve newcomers, announce, meet partners. ``waits``: for others (start_together.py)."""
         self.start_barrier.waits = waits
-        donor = Donor(snapshot, self._node.proven)
-        self._node.call(self._node.serve_members(STATE_PROTOCOL, donor.serve), OPEN_TIMEOUT)
+        self._donor = Donor(snapshot, self._node.proven)
+        self._node.call(self._node.serve_members(STATE_PROTOCOL, self._donor.serve), OPEN_TIMEOUT)
         self._node.call(self._node.serve(SPEED_PROTOCOL, SpeedTests(self._node.proven).serve), OPEN_TIMEOUT)
         self._members.start()
         self._announced = True
@@ -222,6 +224,13 @@ class Presence:
     def failure(self) -> str:
         """Why the network has failed; empty while it works."""
         return self._node.failure
+
+    def stay(self) -> None:
+        """Before :meth:`leave`: until those that ask for this peer's weights have them, within a limit."""
+        limit = LONGEST_REPEAT_PAUSE + catch_up_limit(self._context.boundary.progress.phase_seconds)
+        until, donor = clock.monotonic() + limit, self._donor
+        while donor is not None and donor.awaited and not self._context.away and clock.monotonic() < until:
+            clock.sleep(STOP_PERIOD)
 
     def leave(self) -> None:
         """Withdraw this peer's record and close the node. Never raises."""

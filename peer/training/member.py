@@ -152,6 +152,11 @@ class Membership:
             return AllGatherExchange(node, incoming, outer.sends, outer.coefficients, settings, away)
         return AllReduceExchange(node, incoming, numel, numel, settings, away, self.state.kept)
 
+    def stay(self) -> None:
+        """After the run's last round: until who has lost it has these weights. Unequal replicas keep their own."""
+        if self.state.outer.equal_replicas:
+            self.presence.stay()
+
     def close(self) -> None:
         """Leave the swarm: withdraw the record, close the node and the files."""
         self._stack.close()

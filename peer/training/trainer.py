@@ -61,6 +61,7 @@ class Trainer:
             raise RunError(f"step {self.inner.step}: {self._advice(saved=False)}")
         if not self.context.stop.requested:
             self.saver.push_last()
+            self.member.stay()
 
     def loop(self) -> None:
         """Rounds until the end, a stop or a pause. After these the resumed peer continues the inner phase."""

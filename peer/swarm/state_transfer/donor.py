@@ -8,6 +8,7 @@ has already.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Literal
 
@@ -22,7 +23,7 @@ from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
 from peer.rounds.contribution import Vector, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, Root, State
-from peer.rounds.transfer_rule import CHECKS, answer_limit, state_limit
+from peer.rounds.transfer_rule import CHECKS, LONGEST_REPEAT_PAUSE, answer_limit, state_limit
 from peer.rounds.types import Count
 
 log = get_logger("join")
@@ -84,6 +85,12 @@ class Donor:
     def __init__(self, snapshot: Callable[[], State], proven: Proven) -> None:
         self._snapshot, self._asked = snapshot, Spending(STATE_REQUESTS, proven)
         self._clients: set[str] = set()  # ids
+        self._in_vain = -math.inf  # when one of them was last gone without the state
+
+    @property
+    def awaited(self) -> bool:
+        """Somebody takes this state, or has just gone without it and asks again: see ``LONGEST_REPEAT_PAUSE``."""
+        return bool(self._clients) or clock.monotonic() < self._in_vain + 1.5 * LONGEST_REPEAT_PAUSE
 
     async def serve(self, stream: Stream) -> None:
         """One newcomer's stream, from request to acknowledgement."""
@@ -94,6 +101,9 @@ class Donor:
         self._clients.add(stream.remote)
         try:
             await self._give(stream, request)
+        except Exception:
+            self._in_vain = clock.monotonic()
+            raise
         finally:
             self._clients.discard(stream.remote)
             stream.close()

@@ -20,7 +20,7 @@ from peer.logs import fields, get_logger
 from peer.process import LoopContext
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import Lineage, State
-from peer.rounds.transfer_rule import catch_up_limit
+from peer.rounds.transfer_rule import LONGEST_REPEAT_PAUSE, catch_up_limit
 from peer.rounds.types import Group, Seat
 from peer.swarm.presence import Presence
 from peer.swarm.state_transfer.download import DonorBehind
@@ -31,7 +31,7 @@ log = get_logger("boundary")
 
 LONGER = 10.0  # times this peer's momentum, or the distance of the slow weights: the longest momentum to take
 LAST_DONORS = 3  # asked by who has lost the last round
-REPEAT_PAUSE, LONGEST_REPEAT_PAUSE = 1.0, 10.0  # seconds until the next of them is asked, while they may repeat it
+REPEAT_PAUSE = 1.0  # seconds until the next of them is asked, while they may repeat it; twice as many each time
 
 
 class Unheard(NamedTuple):
@@ -91,9 +91,9 @@ class GroupWeights:
 
     def take_last(self) -> None:
         """Take the weights of the last round from a member that has them. Others may repeat the round meanwhile: they
-        are asked again when they have.
+        are asked again when they have, and who was asked before that stays (:meth:`Presence.stay`).
         """
-        others, reason, room = self.presence.others(), "no member has more", self.state.room()
+        others, reason, room = self.presence.others(), "no member gave newer ones", self.state.room()
         donors = deque(random.sample(others, min(LAST_DONORS, len(others))))
         pause, until = REPEAT_PAUSE, clock.monotonic() + catch_up_limit(self.context.progress.phase_seconds)
         while donors and not self.context.away:

@@ -117,11 +117,16 @@ def test_a_member_counts_those_whom_it_avoids_when_its_leader_has_let_them_in() 
         assert len(merged) > 30 and {len((row["partner"] or "").split(",")) for row in merged} == {2}
 
 
-def test_who_makes_the_first_attempt_of_the_last_round_fail_takes_what_the_others_then_average() -> None:
-    """It asked them before they had repeated the round: each was at the boundary before, and it asked nobody again."""
-    machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
+@pytest.mark.parametrize(("numel", "rate"), [(300, 1e6), (600, 1e4), (1000, 1e4)])
+def test_who_makes_the_first_attempt_of_the_last_round_fail_takes_what_the_others_then_average(
+    numel: int, rate: float
+) -> None:
+    """It asked them before they had repeated the round: each was at the boundary before, and it asked nobody again. On
+    a slow line they had left when it asked again, or left while it took their weights.
+    """
+    machine = Machine(0.2, latency=0.02, up=rate, down=rate, skew=0.0, starts=0.0)
     steps = 100
-    ends = Scenario(0, "group", (machine,) * 4, (), 90.0, inner_steps=10, numel=300, codec="none", steps=steps)
+    ends = Scenario(0, "group", (machine,) * 4, (), 120.0, inner_steps=10, numel=numel, codec="none", steps=steps)
     with in_a_folder(ends) as world:
 
         def break_the_last() -> None:

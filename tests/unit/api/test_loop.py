@@ -118,6 +118,19 @@ def test_after_the_last_step_no_phase_begins(step: int, monkeypatch: pytest.Monk
     assert ("close" in called) == (step == 99)
 
 
+@pytest.mark.parametrize("step", [100, 99])
+def test_after_the_last_step_a_peer_stays_for_who_has_lost_the_last_round(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left at once, in the middle of what it gave."""
+    outer, watched = watched_loop(step)
+    outer._process = os.getpid()
+    monkeypatch.setattr(OuterLoop, "_leave", lambda self: watched.leave())
+    outer.close()
+    called = [call[0] for call in watched.mock_calls if call[0] in ("_boundary.finish", "_member.stay", "leave")]
+    assert called == ["_boundary.finish", *(["_member.stay"] if step == 100 else []), "leave"]
+
+
 @pytest.mark.parametrize("remaining", [5, 0])
 def test_the_swap_is_continued_once_a_step(remaining: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts these calls as inner steps. At a boundary there were two."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,9 @@ from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import BadMessage, Stream
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.state import NO_ROUNDS, Lineage, State
-from peer.rounds.transfer_rule import CATCH_UP_LEAST, answer_limit
+from peer.rounds.transfer_rule import CATCH_UP_LEAST, LONGEST_REPEAT_PAUSE, answer_limit
 from peer.rounds.types import Seat
+from peer.swarm.presence import Presence
 from peer.swarm.state_transfer.donor import (
     CLIENTS,
     STATE_ANSWER,
@@ -258,6 +260,58 @@ def test_a_donor_leaves_its_newcomer_and_has_room_for_another(
         thread.call(serve(), 1e5)
     assert clock.monotonic() - began == took(seconds, more=0.1)  # of five parts
     assert not serving._clients
+
+
+@pytest.mark.parametrize(
+    ("round", "away", "seconds"),
+    [
+        (1, False, 1.5 * LONGEST_REPEAT_PAUSE),  # it is asked again within LONGEST_REPEAT_PAUSE
+        (2, False, 0.0),
+        (1, True, 0.0),
+    ],
+)
+def test_who_was_asked_before_it_had_the_last_round_stays_until_it_is_asked_again(
+    thread: LoopThread, round: int, away: bool, seconds: float
+) -> None:
+    """It left a second after that round, and the member that had lost it had no weights of the group."""
+    serving = Donor(lambda: State(round, round, [torch.randn(NUMEL)]), Proven())
+    work = download(OneDonor(serving.serve), Seat("Qm", "donor"), PartialState([torch.zeros(NUMEL)]), 2)  # type: ignore[arg-type]
+    with nullcontext() if round == 2 else pytest.raises(DonorBehind):
+        thread.call(work, 60)
+    clock.sleep(0.1)  # until the donor has noticed
+    assert stayed(serving, away=away) == took(seconds - 0.1 if seconds else 0.0, more=0.2)
+
+
+@pytest.mark.parametrize(
+    ("takes", "rate", "seconds"),
+    [
+        (takes_nothing, RATE, answer_limit(STATE_STALL, 4 * PART) + 1.5 * LONGEST_REPEAT_PAUSE),
+        (takes_all_that_comes, 40_000, CATCH_UP_LEAST + LONGEST_REPEAT_PAUSE),
+    ],
+)
+def test_who_leaves_stays_until_its_state_is_given_but_not_for_ever(
+    thread: LoopThread, takes: Side, rate: float, seconds: float
+) -> None:
+    """It left in the middle of a transfer."""
+    serving = Donor(lambda: State(1, 1, [torch.randn(64 * PART)]), Proven())
+
+    async def serve() -> None:
+        ours, theirs = await stream_pair(rate=rate)
+        thread.background(takes(theirs))  # type: ignore[arg-type]
+        thread.background(serving.serve(ours))
+
+    thread.call(serve(), 60)
+    clock.sleep(0.1)
+    assert stayed(serving) == took(seconds - 0.1, more=0.5)
+
+
+def stayed(donor: Donor, *, away: bool = False) -> float:
+    """Seconds before a peer leaves."""
+    boundary = SimpleNamespace(progress=SimpleNamespace(phase_seconds=1.0))
+    presence: Any = SimpleNamespace(_donor=donor, _context=SimpleNamespace(boundary=boundary, away=away))
+    began = clock.monotonic()
+    Presence.stay(presence)
+    return clock.monotonic() - began
 
 
 def test_a_donor_that_is_full_says_so_at_once_and_waits_for_no_answer(thread: LoopThread) -> None:
