@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from peer.config.digest import canonical, difference
+from peer.config.digest import canonical, difference, digest_of
 from peer.config.schema import SwarmRunConfig
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
@@ -20,7 +20,7 @@ from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
 log = get_logger("connect")
 
-MOST_GREETED = 3  # members, each with another configuration
+MOST_GREETED = 3  # configurations, and members of each
 GREETINGS_TIMEOUT = 2 * (OPEN_TIMEOUT + MESSAGE_TIMEOUT)  # seconds for all of them
 UNKNOWN = ("model.digest",)  # of the model's files, which are not there yet
 
@@ -40,21 +40,23 @@ def connect(node: MemberNode, run: SwarmRunConfig) -> None:
 
 
 def _require_fitting(node: MemberNode, run: SwarmRunConfig, present: Sequence[MemberRecord]) -> None:
-    """One member of each configuration is asked, and one that fits is enough."""
-    each = list({record.config: record for record in random.sample(present, len(present))}.values())
+    """Some members of each configuration are asked, and one that fits is enough: any of them may lie."""
+    each: dict[str, list[MemberRecord]] = {}
+    for record in random.sample(present, len(present)):
+        each.setdefault(record.config, []).append(record)
     if not each or len(each) > MOST_GREETED:
         return
+    asked = [record for members in each.values() for record in members[:MOST_GREETED]]
 
     async def ask() -> list[Refused | None]:
-        return await together(node.refused_by(it.peer_id, STATE_PROTOCOL, it.addresses) for it in each)
+        return await together(node.refused_by(it.peer_id, STATE_PROTOCOL, it.addresses) for it in asked)
 
-    reasons = [
-        _reason(run, record, refused)
-        for record, refused in zip(each, node.call(ask(), GREETINGS_TIMEOUT), strict=True)
-        if refused is not None
-    ]
-    if len(reasons) == len(each) and all(reasons):
-        raise UserError(reasons[0])
+    reasons: dict[str, list[str]] = {}
+    for record, refused in zip(asked, node.call(ask(), GREETINGS_TIMEOUT), strict=True):
+        if refused is not None and (refused.run is None or digest_of(refused.run) == record.config):
+            reasons.setdefault(record.config, []).append(_reason(run, record, refused))
+    if len(reasons) == len(each) and all(map(all, reasons.values())):
+        raise UserError(next(iter(reasons.values()))[0])
 
 
 def _reason(run: SwarmRunConfig, record: MemberRecord, refused: Refused) -> str:
@@ -62,4 +64,5 @@ def _reason(run: SwarmRunConfig, record: MemberRecord, refused: Refused) -> str:
     if refused.run is None:
         return f"peer {record.name} refuses this one: {refused}"
     found = difference(canonical(run), refused.run, UNKNOWN)
-    return found and f"this configuration is not the swarm's: {found} (at peer {record.name})"
+    what = f"this configuration is not the swarm's: {found} (at peer {record.name})"
+    return found and f"{what}; use the swarm's, or give this run another run.name"
