@@ -10,6 +10,7 @@ The group waits for its slowest member: that is DiLoCo. It does not wait for a l
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 
 from peer import clock
@@ -50,6 +51,7 @@ class GroupMatching(Matching):
         self._ahead = 0  # this peer's round less that of its last group; 0 if ``equal``
         self._leads = False  # at this boundary
         self._sent_by = ""  # id of the leader that says, at this boundary, that this peer has other weights
+        self._declined_by = ""  # id of the one that was asked most often, when none let this peer into a group
 
     # -- from the training thread
 
@@ -82,9 +84,10 @@ class GroupMatching(Matching):
         led a round that failed.
         """
         leader = self._sent_by if group.assembly is None else group.assembly.seats[0].peer_id
+        merged, declined = averaged.outcome is Outcome.MERGED, self._declined_by
         if len(averaged.culprits) > 1:
             self._known.suspected(averaged.culprits)
-        self._known.leadership.ended(leader, averaged.culprits, merged=averaged.outcome is Outcome.MERGED)
+        self._known.leadership.ended(leader, averaged.culprits, merged=merged, declined=declined)
 
     # -- on the network thread: the boundary
 
@@ -104,13 +107,15 @@ class GroupMatching(Matching):
         """This peer's own group, or that of the leader; none after some tries. ``until``: monotonic time after which
         this peer waits for nobody.
         """
-        lost, self._sent_by = "no member could be met", ""
+        lost, asked = "no member could be met", Counter[str]()
+        self._sent_by = self._declined_by = ""
         for _ in range(LEADER_TRIES):
             leader = self._known.leader()
             if leader is None:
                 self._member.leave()
                 found = await self._lead(until)
             else:
+                asked[leader.peer_id] += 1
                 found = await self._member.follow(leader, self._round, until)
             if isinstance(found, Group):
                 if found.donor is not None and leader is not None:
@@ -119,6 +124,7 @@ class GroupMatching(Matching):
             lost = found
             if clock.monotonic() >= until:
                 break
+        self._declined_by = max(asked, key=lambda peer_id: asked[peer_id], default="")
         return Group(self._round, lost=lost)
 
     async def _lead(self, until: float) -> Group | str:

@@ -5,8 +5,8 @@
 3. Otherwise the smallest id leads. Members that have taken part in a round come before those that have not: anybody can
    make a small id.
 
-A member that has led a failed round, or was a culprit of one, comes last for a while: a leader can make others look
-guilty. That time doubles with each failure and ends after a round without a group.
+A member that has led a failed round, was a culprit of one, or has twice let this peer into no group comes last for a
+while: a leader can make others look guilty. That time doubles with each failure and ends after a round without a group.
 
 All members of a round see the same outcome, so they usually choose the same leader. If they do not, a member that is
 asked to lead names its own leader. If two members lead, as after a split, one follows the other
@@ -32,6 +32,7 @@ class Leadership:
         self._named = ""  # the leader that another member has named, for this round
         self._incumbent = ""  # who has led the last round, which has merged
         self._failed = PeerBackoff()
+        self._declined: set[str] = set()  # who has let this peer into no group, since the last round that has merged
         self._claims = PeerBackoff()  # whose claim has cost time; under the key "": no claim is believed
         self._rounds_alone = 0  # without a group, since the last one that has merged
 
@@ -79,18 +80,23 @@ class Leadership:
             for key in ("", peer_id):
                 self._claims.note(key, self._seconds(), offence=True)
 
-    def ended(self, leader: str, culprits: Sequence[str] = (), *, merged: bool) -> None:
+    def ended(self, leader: str, culprits: Sequence[str] = (), *, merged: bool, declined: str = "") -> None:
         """A round has ended. ``leader``: who led it, empty when there was no group. ``culprits``: who made it fail.
+
+        ``declined``: who was asked to lead, and has declined or named another leader until this peer gave up. Its group
+        may have been full, or this peer too late; the second time it counts as a leader whose round has failed.
 
         After a round without a group, all failures are forgotten. Other members may have seen other failures, as when
         this peer has come back. They would choose another leader, and each of them would lead a group of its own.
         """
+        self._rounds_alone = 0 if merged else self._rounds_alone + (not leader)
+        leader = leader or (declined if declined in self._declined else "")
+        self._declined = set() if merged else {*self._declined, declined}
         if leader and not merged:
             self.followed_in_vain(leader)
         self._named = ""
         self.established = self.established or merged
         self._incumbent = leader if merged else ""
-        self._rounds_alone = 0 if merged else self._rounds_alone + (not leader)
         if not leader:
             self._failed = PeerBackoff()
         elif not merged:

@@ -133,18 +133,25 @@ class GroupMember:
         assert current is not None
         try:
             await current.stream.send(MemberReady(lineage=self._counters.lineage), MESSAGE_TIMEOUT)
-            return await unless_away(self._decision(current, round, until), lambda: self._context.away)
+            decision = await unless_away(self._decision(current, round, until), lambda: self._context.away)
+            if isinstance(decision, str):
+                self._has_cost(leader, clock.monotonic() - began)
+            return decision
         except Leaving as error:
             self.leave()
             return Group(round, lost=str(error))
         except (TimeoutError, StreamLost) as error:
             self.leave()
-            waited = clock.monotonic() - began
-            if waited > self._known.longest(leader.peer_id) / 2:  # it has given signs of life, and formed no group
-                self._known.missed(leader.peer_id, waited)
-            elif fresh:  # otherwise it may only have dropped us as too late: ask it again
-                self._known.avoid(leader.peer_id)
+            if not self._has_cost(leader, clock.monotonic() - began) and fresh:
+                self._known.avoid(leader.peer_id)  # if not fresh it may only have dropped us as too late: ask it again
             return f"{leader.name} is gone: {str(error) or 'no message from it'}"
+
+    def _has_cost(self, leader: Seat, waited: float) -> bool:
+        """A leader that has given signs of life for long, and formed no group, is left out."""
+        long = waited > self._known.longest(leader.peer_id) / 2
+        if long:
+            self._known.missed(leader.peer_id, waited)
+        return long
 
     async def _decision(self, current: LeaderStream, round: int, until: float) -> Group | str:
         """The leader's decision. Raises :class:`StreamLost` or ``TimeoutError`` when the leader is gone."""

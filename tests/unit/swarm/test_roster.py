@@ -165,6 +165,17 @@ def test_after_a_round_without_a_group_the_smallest_id_leads_again() -> None:
     assert leader(it) == "b"
 
 
+def test_leaders_that_let_this_peer_in_at_no_boundary_lead_after_the_others() -> None:
+    """Once, the group may be full, or this peer too late. Two that take turns are no longer forgiven by turns."""
+    it = group("b", "c", "z")
+    for declined, expected in ("b", "b"), ("b", "c"), ("c", "b"), ("b", "c"), ("c", "me"):
+        it.leadership.ended("", merged=False, declined=declined)
+        assert leader(it) == expected
+    it.leadership.ended("me", merged=True)
+    it.leadership.ended("", merged=False, declined="b")  # it may be late, a second time
+    assert leader(it) == "b" and not it.leadership.grouped
+
+
 def test_whom_the_asked_one_names_leads_until_the_round_has_ended() -> None:
     it = group("b", "z")
     it.elected(Seat("z", "z"))
