@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from enum import IntEnum
 from functools import partial
 
-from peer.p2p.bandwidth import Bandwidth
+from peer import clock
+from peer.p2p.bandwidth import PIECE, Bandwidth
 from peer.p2p.deadline import together
 from peer.p2p.payload import PartConnections, send_parts
 from peer.p2p.stream import BadMessage, Stream
@@ -25,6 +26,9 @@ from peer.p2p.stream import BadMessage, Stream
 FRAME_HEAD = 5  # bytes
 FRAME_CAP = 2 * 2**20  # bytes
 SIGNS_OF_LIFE = 4  # keep-alives within the time after which a silent stream is given up
+SENDERS = 3  # coroutines that may send keep-alives at a time
+WHOLE_FRAME = 2**14  # bytes: without a limit of its bandwidth a member sends frames that are longer on average
+LATE_STALLS = 2  # for which the other side may have sent frames before this side reads them
 IN_FLIGHT = 2**20  # bytes sent before an acknowledgement: the content of a line of 100 Mbit/s and 80 ms
 
 
@@ -55,6 +59,7 @@ class FlowControlledStream:
         self._stream, self._stall, self.left = stream, stall, left
         self._writing = asyncio.Lock()
         self._left = 0  # unread bytes of the incoming frame
+        self._frames, self._began = 0.0, clock.monotonic()  # incoming frames, less those that their length permits
         self._sent = self._confirmed = 0  # our payloads
         self._begun = self.came = self._acknowledged = 0  # the other side's
         self._changed = asyncio.Event()  # one of these counts
@@ -144,6 +149,7 @@ class FlowControlledStream:
         known = (FrameKind.ACKNOWLEDGED, FrameKind.ALIVE, FrameKind.DATA if self.direct is None else FrameKind.BEGUN)
         if kind not in known or (self._left > 0) != (kind == FrameKind.DATA) or self._left > FRAME_CAP:
             raise BadMessage("not a frame of a payload")
+        self._count_frame()
         if kind == FrameKind.ACKNOWLEDGED:
             if self._confirmed == self._sent:
                 raise BadMessage("it acknowledges a payload that was not sent")
@@ -155,6 +161,17 @@ class FlowControlledStream:
             self._begun += 1
             self._changed.set()
         return kind
+
+    def _count_frame(self) -> None:
+        """A frame that has come already is read without a pause: a flood of short ones would hold the event loop.
+
+        A member sends a keep-alive for each wait of its coroutines, and on a limited line pieces of parts at their
+        turns (p2p/bandwidth.py), here twice as many.
+        """
+        self._frames += 1 - self._left / WHOLE_FRAME
+        seconds = clock.monotonic() - self._began + LATE_STALLS * self._stall
+        if self._frames > seconds * (SENDERS * SIGNS_OF_LIFE / self._stall + 2 / PIECE):
+            raise BadMessage("more frames than a member sends")
 
     async def _until(self, met: Callable[[], bool]) -> None:
         """Wait until the counts are such that ``met()`` is true."""

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.exchange.group import all_reduce, flow_control
-from peer.exchange.group.flow_control import FlowControlledStream, FrameKind, turns
-from peer.p2p.payload import Channel, fp32_parts, receive_fp32
+from peer.exchange.group.flow_control import SENDERS, FlowControlledStream, FrameKind, turns
+from peer.p2p.bandwidth import Bandwidth, TokenBucket
+from peer.p2p.payload import Channel, fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.types import Outcome
@@ -21,7 +22,7 @@ from tests.simulated.loop import PROCESS, Process
 from tests.unit.exchange.group.harness import many
 from tests.unit.virtual import run, stream_pair
 
-STALL = 0.4
+STALL, LONG_STALL = 0.4, 10.0
 
 
 def test_two_sides_swap_payloads_of_any_length_at_once() -> None:
@@ -103,6 +104,46 @@ def test_a_member_sends_to_few_others_at_a_time(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_no_frame_is_refused(said: bytes) -> None:
     with pytest.raises(BadMessage):
         run(hear(said))
+
+
+@pytest.mark.parametrize("frame", [bytes([FrameKind.ALIVE, 0, 0, 0, 0]), bytes([FrameKind.DATA, 0, 0, 0, 1]) + b"x"])
+def test_a_flood_of_short_frames_ends_the_stream(frame: bytes) -> None:
+    """They were parsed without a pause, and who was flooded was slow for all others."""
+
+    async def flood() -> None:
+        mine, theirs = await stream_pair()
+        await theirs.write(frame * 1000, LONG_STALL)
+        with pytest.raises(BadMessage, match="more frames"):
+            await FlowControlledStream(mine, LONG_STALL).read_into(memoryview(bytearray(1000)), LONG_STALL)
+        theirs.close()
+
+    run(flood())
+
+
+@pytest.mark.parametrize(("stall", "rate"), [(STALL, None), (LONG_STALL, None), (LONG_STALL, 1000.0)])
+def test_a_member_that_waits_for_long_or_has_a_slow_line_sends_no_flood(stall: float, rate: float | None) -> None:
+    """As many keep-alives as three coroutines send, for a stall before the other side reads, and pieces of parts."""
+
+    async def long() -> None:
+        mine, theirs = await stream_pair()
+        theirs.bandwidth = mine.bandwidth = Bandwidth(TokenBucket(rate), TokenBucket())
+        sender = FlowControlledStream(theirs, stall)
+        alive = [asyncio.ensure_future(sender._wait_for(asyncio.Event().wait)) for _ in range(SENDERS)]
+        await asyncio.sleep(stall)
+        own, out = torch.randn(PART if rate is None else 5000), torch.empty(PART if rate is None else 5000)
+        sending = asyncio.ensure_future(send_parts(sender, fp32_parts(Vector(own)), stall))
+        receiver = FlowControlledStream(mine, stall)
+        await receive_fp32(receiver, out, stall)
+        await sending
+        assert torch.equal(own, out)
+        receiver.received()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(20 * stall):
+                await receiver.await_acknowledgements(1)
+        for it in alive:
+            it.cancel()
+
+    run(long())
 
 
 @given(st.binary(max_size=64))
