@@ -19,7 +19,8 @@ be most of them: they propose before others do, and new ids are asked first. The
 peer has chosen itself, and that were not new to it.
 
 *Position.* A small open swarm can have more hostile ids than honest members, so what most say is no proof. A step that
-is too high ends a run, one that is too low repeats it. A peer that has met others bounds both by its own clock.
+is too high ends a run, one that is too low repeats it. A peer that has met others bounds both by its own clock. A
+member of a group of everyone, which often takes the group's position from one other member, does so too.
 """
 
 from __future__ import annotations
@@ -105,6 +106,17 @@ class Origin:
         phases = FASTER * (clock.monotonic() - self._time) / phase_seconds
         most = max(round, self.since + phases), max(step, self._step + phases * inner_steps)
         return Reach((round, most[0]), (step, most[1]))
+
+    def with_group(self, round: int, step: int) -> None:
+        """It has merged with its group at this position."""
+        self.since, self._step, self._time, self._met = round, step, clock.monotonic(), True
+
+    def group_reach(self, usual: int, inner_steps: int, phase_seconds: float | None) -> Reach:
+        """Where its group can be: not behind the position of their last merge; its step not beyond what :meth:`reach`
+        says, or the phase after what is ``usual``: where the group waited for this peer, it is faster without it.
+        """
+        reach = self.reach(self.since, self._step, inner_steps, phase_seconds)
+        return Reach((reach.rounds[0], math.inf), (reach.steps[0], max(reach.steps[1], usual + inner_steps)))
 
     def met(self, root: str) -> None:
         """It has met a peer with this root; their weights will be averaged."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from peer import clock
 from peer.config.schema import SwarmRunConfig
 from peer.errors import RunError
+from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
 from peer.p2p.greeting import MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
@@ -29,8 +30,10 @@ from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Replacem
 from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.start_together import StartBarrier
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
-from peer.swarm.state_transfer.donors import furthest
+from peer.swarm.state_transfer.donors import furthest, usual_step
 from peer.swarm.state_transfer.join import STOP_PERIOD, take_from, take_state
+
+log = get_logger("swarm")
 
 RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; twice as many after each failure
 RETRY_DOUBLINGS = 6  # at most: 128 rounds
@@ -174,6 +177,8 @@ class Presence:
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
         if merged:
             self._proved(self._group)
+            if self._group.assembly is not None:
+                self.origin.with_group(self._counters.round, self._step())
         if partner and (merged or averaged.strange):
             chosen, ahead, taken = averaged.chosen, averaged.ahead, self._members.taken_by(partner)
             self._divergence.note(partner, divergent=not merged, chosen=chosen, ahead=ahead, taken=taken)
@@ -196,14 +201,24 @@ class Presence:
             self._node.proven.discard(peer_id)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor], least: int = 0) -> State | None:
-        """The verified state of a member of the group in ``room``, or ``None``. ``least``: see :func:`take_from`."""
-        limit = catch_up_limit(self._context.boundary.progress.phase_seconds)
+        """The verified state of a member of the group in ``room``, or ``None``. ``least``: see :func:`take_from`.
+
+        Its position is the member's own word: see :meth:`Origin.group_reach`.
+        """
+        phase_seconds, inner_steps = self._context.boundary.progress.phase_seconds, self._context.inner_steps
         ours = [it for it in self._members.live() if it.config == self._node.member.config]
-        most = furthest([*ours, self._record()], self._context.inner_steps, self._context.tokens_per_step())
-        state = take_from(self._context, donor, room, limit, most, least)
+        records = [*ours, self._record()]
+        most = furthest(records, inner_steps, self._context.tokens_per_step())
+        state = take_from(self._context, donor, room, catch_up_limit(phase_seconds), most, least)
         if state is None:
             self.matching.gave_no_state(donor.peer_id)
-        return state
+            return None
+        usual = max(self._step(), usual_step(records))
+        believed = self.origin.group_reach(usual, inner_steps, phase_seconds).nearest(state)
+        if believed.step != state.step:
+            told = fields(donor=donor.name, said=state.step, step=believed.step)
+            log.warning("a step that a member of the group cannot have reached: %s", told)
+        return believed
 
     def refuse_state(self, donor: Seat) -> None:
         """The weights that this member gave as the group's are worse than this peer's own."""

@@ -53,6 +53,11 @@ def furthest(records: Sequence[MemberRecord], inner_steps: int, tokens_per_step:
     return rounds + DONOR_AHEAD, steps + DONOR_AHEAD * inner_steps
 
 
+def usual_step(records: Sequence[MemberRecord]) -> int:
+    """The step that most members have reached, by their records."""
+    return int(_median([it.step for it in _trained(records)], len(records)))
+
+
 def plausible_rate(record: MemberRecord, records: Sequence[MemberRecord]) -> float:
     """The most tokens a second that a member among ``records`` is believed to do: its own word, up to ``FURTHER`` times
     the second highest rate where there are three or more. The median is no measure of machines that differ by far, so

@@ -6,11 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peer import clock
+from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
+from peer.rounds.types import Assembly, Group, Outcome, Seat
+from peer.swarm.directory.records import MemberRecord
 from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Reach, Replacement
 from peer.swarm.pairing.proposals import Proposals
 from peer.swarm.presence import Presence
@@ -201,3 +205,72 @@ def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatc
     needed = Presence.replacement(presence)
     assert isinstance(needed, Replacement) and bool(needed.ids) is (why == "divergent")
     assert needed.reach == (Reach() if why == "woken" else Reach((40, 70), (40 * H, 70 * H)))
+
+
+class Grouped:
+    """A member of a group of ``honest`` others that has merged with them at round 200, ``ago`` inner phases ago."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, others: list[int], *, ago: float = 1.0, merged: bool = True):
+        time = Time(monkeypatch)
+        own, records = Origin(), [at_round(f"m{number}", round) for number, round in enumerate(others)]
+        own.note(alone=False, taken=False, round=0, step=0, root="a")
+        progress = SimpleNamespace(phase_seconds=10.0)
+        self.given, self.refused = claim(200), list[str]()
+        presence: Any = SimpleNamespace(
+            origin=own,
+            _group=Group(200, (), Assembly("t", (Seat("m0", "m0"), Seat("a", "a")), 1, {})),
+            _counters=SimpleNamespace(round=199),
+            _step=lambda: 200 * H,
+            _record=lambda: at_round("a", 200),
+            _proved=lambda group: None,
+            matching=SimpleNamespace(ended=lambda *_: None, gave_no_state=self.refused.append),
+            _members=SimpleNamespace(live=lambda: records),
+            _node=SimpleNamespace(member=SimpleNamespace(config="c")),
+            _context=SimpleNamespace(
+                inner_steps=H, boundary=SimpleNamespace(progress=progress), tokens_per_step=lambda: 0.0
+            ),
+        )
+        outcome = Outcome.MERGED if merged else Outcome.ALONE
+        Presence.ended(presence, Averaged(torch.zeros(1), outcome))
+        time.now += ago * progress.phase_seconds
+        monkeypatch.setattr("peer.swarm.presence.take_from", lambda *_: self.given)
+        self.presence = presence
+
+    def takes(self, given: State) -> tuple[int, int, int]:
+        """Round, step and steps since the boundary, as it takes them from one member."""
+        self.given = given
+        taken = Presence.state_of(self.presence, Seat("m0", "m0"), [])
+        assert taken is not None and not self.refused
+        return taken.round, taken.step, taken.phase_steps_done
+
+
+def at_round(peer_id: str, round: int) -> MemberRecord:
+    return member_record(peer_id, round).model_copy(update={"step": round * H})
+
+
+@pytest.mark.parametrize(
+    ("said", "taken"),
+    [
+        (State(0, 200, ()), (200, 200 * H, 0)),  # the weights of all, and step 0
+        (State(0, 1, ()), (199, 200 * H, 0)),
+        (claim(440), (440, 202 * H, 0)),
+        (claim(201), (201, 201 * H, 3)),
+        (claim(200, H), (200, 200 * H, H)),
+    ],
+)
+def test_one_member_of_a_group_neither_ends_the_run_of_the_others_nor_begins_it_again(
+    said: State, taken: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader or donor that gave the group's weights with another step put all others there."""
+    assert Grouped(monkeypatch, [440, 200, 200, 200, 200]).takes(said) == taken
+
+
+def test_a_group_is_where_its_members_say_when_it_is_faster_without_this_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had waited for this peer. One of three may lie."""
+    assert Grouped(monkeypatch, [230, 230, 230, 440]).takes(claim(230)) == (230, 230 * H, 3)
+    assert Grouped(monkeypatch, [440, 200]).takes(claim(440))[1] == 202 * H
+    assert Grouped(monkeypatch, [200, 200], ago=20.0).takes(claim(230)) == (230, 230 * H, 3)
+
+
+def test_a_peer_that_was_in_no_group_yet_believes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Grouped(monkeypatch, [200, 200], merged=False).takes(claim(30)) == (30, 30 * H, 3)
