@@ -55,10 +55,14 @@ class PeerBackoff:
             if held is not None and held.strikes <= FORGIVEN:
                 held.until = self._now()
 
+    def knows(self, peer_id: str) -> bool:
+        """Has the peer failed before, and it is not forgotten?"""
+        held = self._held.get(peer_id)
+        return held is not None and self._now() < held.forgotten
+
     def remembers(self, peer_id: str) -> bool:
         """Has the peer failed before, is no longer left out for it, and it is not forgotten?"""
-        held = self._held.get(peer_id)
-        return held is not None and held.until <= self._now() < held.forgotten
+        return self.knows(peer_id) and not self.avoided(peer_id)
 
     def avoided(self, peer_id: str) -> bool:
         """Is the peer left out now?"""

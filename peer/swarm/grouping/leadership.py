@@ -32,7 +32,7 @@ class Leadership:
         self._named = ""  # the leader that another member has named, for this round
         self._incumbent = ""  # who has led the last round, which has merged
         self._failed = PeerBackoff()
-        self._declined: set[str] = set()  # who has let this peer into no group, since the last round that has merged
+        self._declined = PeerBackoff()  # who has let this peer into no group, remembered as long as a failure
         self._claims = PeerBackoff()  # whose claim has cost time; under the key "": no claim is believed
         self._rounds_alone = 0  # without a group, since the last one that has merged
 
@@ -84,14 +84,16 @@ class Leadership:
         """A round has ended. ``leader``: who led it, empty when there was no group. ``culprits``: who made it fail.
 
         ``declined``: who was asked to lead, and has declined or named another leader until this peer gave up. Its group
-        may have been full, or this peer too late; the second time it counts as a leader whose round has failed.
+        may have been full, or this peer too late; the second time it counts as a leader whose round has failed, also
+        after rounds that have merged.
 
         After a round without a group, all failures are forgotten. Other members may have seen other failures, as when
         this peer has come back. They would choose another leader, and each of them would lead a group of its own.
         """
         self._rounds_alone = 0 if merged else self._rounds_alone + (not leader)
-        leader = leader or (declined if declined in self._declined else "")
-        self._declined = set() if merged else {*self._declined, declined}
+        if declined:
+            leader = declined if self._declined.knows(declined) else ""
+            self._declined.note(declined, self._seconds(), offence=False)
         if leader and not merged:
             self.followed_in_vain(leader)
         self._named = ""
