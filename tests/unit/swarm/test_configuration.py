@@ -1,10 +1,15 @@
-"""A node that is no member learns what a swarm trains: by the digest of most records, from members that may lie."""
+"""A node that is no member learns what a swarm trains: by the digest of most records, from members that may lie.
+
+So does a peer that starts and has a configuration (connect.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import random
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -18,9 +23,10 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.stream import Refusal, Refused, Stream, StreamLost
 from peer.swarm.configuration import OFFER_TIMEOUT, NoMajority, OfferedRun, _chosen, _from_swarm, ask, most_common
+from peer.swarm.connect import _require_fitting
 from peer.swarm.directory.records import MemberRecord
 from tests.unit.parts import member_record
-from tests.unit.virtual import stream_pair
+from tests.unit.virtual import run, stream_pair
 
 TEXT, OTHER = canonical(RunConfig()), canonical(RunConfig(inner=InnerConfig(learning_rate=0.5)))
 DIGEST, OTHER_DIGEST = digest_of(TEXT), digest_of(OTHER)
@@ -165,3 +171,59 @@ def test_a_member_of_another_run_tells_nothing(thread: LoopThread) -> None:
     node: Any = Swarm(thread, {"m0": replace(honest(TEXT), run="other")})
     with pytest.raises(RunError, match="it trains another run"):
         _from_swarm(node, "demo", records(DIGEST), None)
+
+
+# -- a peer that starts asks whether its configuration is theirs
+
+LIES = {
+    "another configuration": Refusal(reason="it trains another configuration", run=OTHER),
+    "another layout": Refusal(reason="its model has another layout"),
+}
+FITTING = Refusal(reason="it trains another configuration", run=TEXT)
+
+
+class Greeted:
+    """What a peer that starts needs to ask members: their answers, ``None`` for one that does not answer, each with a
+    record of this peer's digest.
+    """
+
+    def __init__(self, *answers: Refusal | None) -> None:
+        self._answers = {f"m{number}": answer for number, answer in enumerate(answers)}
+        self.present = [member_record(it).model_copy(update={"config": DIGEST}) for it in self._answers]
+
+    async def refused_by(self, peer_id: str, protocol: str, addresses: Sequence[str]) -> Refused | None:
+        answer = self._answers[peer_id]
+        return None if answer is None else Refused(answer)
+
+    def call(self, work: Coroutine[Any, Any, Any], timeout: float) -> Any:
+        return run(work)
+
+
+def require(swarm: Any, own: RunConfig | None = None) -> None:
+    _require_fitting(swarm, own or RunConfig(), swarm.present)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_one_member_that_lies_keeps_no_peer_from_starting(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one member of each configuration was asked: each fourth start ended with a false reason."""
+    for order in permutations(range(4)):
+        swarm = Greeted(FITTING, FITTING, FITTING, LIES[lie])
+        monkeypatch.setattr(random, "sample", lambda found, count, order=order: [found[it] for it in order])
+        require(swarm)
+
+
+def test_a_configuration_that_is_not_that_of_the_record_is_no_reason() -> None:
+    require(Greeted(None, LIES["another configuration"]))
+
+
+@pytest.mark.parametrize("others", [(), (None,), (FITTING,), (LIES["another configuration"],)])
+def test_who_has_another_configuration_than_the_swarm_is_told_so(others: tuple[Refusal | None, ...]) -> None:
+    """Whoever else of the swarm does not answer, or lies."""
+    swarm = Greeted(FITTING, *others)
+    with pytest.raises(UserError, match=r"run\.inner\.learning_rate is 0\.5 here .*; use .*another run\.name$"):
+        require(swarm, RunConfig(inner=InnerConfig(learning_rate=0.5)))
+
+
+def test_who_has_another_layout_than_all_others_is_told_so() -> None:
+    with pytest.raises(UserError, match="refuses this one: its model has another layout"):
+        require(Greeted(*[LIES["another layout"]] * 4))
