@@ -30,7 +30,7 @@ class PartOpening:
 
     def __init__(self, method: NoLoCo, parts: Sequence[tuple[int, int]]) -> None:
         self.steps: dict[int, int] = {}
-        self._method, self._parts = method, parts
+        self.method, self._parts = method, parts
         self._most = most_coming(len(parts))
         self._coming: deque[tuple[int, Fetched]] = deque()
 
@@ -55,7 +55,7 @@ class PartOpening:
                 yield from self._arrived(wait=wait)
                 if self._coming:
                     return  # the caller asks again
-            fetched = self._method.slow.fetch(*self._parts[index])  # first: it may find no memory
+            fetched = self.method.slow.fetch(*self._parts[index])  # first: it may find no memory
             self.steps[index] = step
             self._coming.append((index, fetched))
         yield from self._arrived(wait=wait)
@@ -64,8 +64,8 @@ class PartOpening:
         while self._coming and self._coming[0][1].arrived(wait=wait):
             index, fetched = self._coming[0]
             own, change = (host_vector(fetched.stop - fetched.start) for _ in range(2))
-            if not self._method.open(fetched, own, change):  # it stays the next one: no part after it is opened
+            if not self.method.open(fetched, own, change):  # it stays the next one: no part after it is opened
                 broken = fetched.start + int(own.isfinite().logical_not().int().argmax())
-                raise broken_weight(self._method.slow.name_at(broken), self.steps[index])
+                raise broken_weight(self.method.slow.name_at(broken), self.steps[index])
             self._coming.popleft()
             yield index, own, change

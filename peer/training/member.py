@@ -21,7 +21,6 @@ from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.logs import fields, get_logger
 from peer.outer.decoupled import Decoupled
-from peer.outer.noloco import NoLoCo
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.rounds.types import Grouping
@@ -127,15 +126,13 @@ class Membership:
 
     def make_boundary(self, validation: Validation | None = None) -> Boundary:
         """The end of this peer's rounds; call it once, after :meth:`join`. ``validation``: checks what others gave."""
-        settings, method = self.resources.run.exchange, self.state.outer
+        settings, numel = self.resources.run.exchange, self.state.outer.slow.numel
         parts = self.state, self.presence, self.reporter, self.resources, self.phase_length
         if not settings.overlap:
             return Blocking(*parts, self._exchange(), validation=validation)
-        assert isinstance(method, NoLoCo), "checked with the configuration"
-        coder = codec_named(settings.codec, method.slow.numel)
-        exchange = OverlappedPairExchange(self.node, method.slow.numel, coder, settings, Guard())
+        exchange = OverlappedPairExchange(self.node, numel, codec_named(settings.codec, numel), settings, Guard())
         self._stack.callback(exchange.close)
-        return Overlapped(*parts, exchange, method, validation=validation)
+        return Overlapped(*parts, exchange, validation=validation)
 
     def _exchange(self) -> Exchange:
         outer, settings, node = self.state.outer, self.resources.run.exchange, self.node

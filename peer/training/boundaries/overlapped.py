@@ -55,10 +55,9 @@ class RunningSwap:
 
 @dataclass
 class Overlapped(Boundary):
-    """Runs one swap at a time and waits for it only at the end of the run. ``method``: the state's outer method."""
+    """Runs one swap at a time and waits for it only at the end of the run."""
 
     exchange: OverlappedPairExchange
-    method: NoLoCo
     _ended: EndedPhase | None = None
     _swap: RunningSwap | None = None
 
@@ -152,8 +151,9 @@ class Overlapped(Boundary):
             phase_seconds = progress.phase_seconds
             return replace(group, tokens=ended.tokens, phase_seconds=phase_seconds, step_seconds=step_seconds)
 
+        assert isinstance(self.outer, NoLoCo), "checked with the configuration"
         mailbox = self.exchange.start(meet)
-        self._swap = RunningSwap(mailbox, self.reached(ended.inner), PartOpening(self.method, mailbox.parts))
+        self._swap = RunningSwap(mailbox, self.reached(ended.inner), PartOpening(self.outer, mailbox.parts))
         self.rollback.begin(self._swap.corrections, None)
 
     def _advance(self, *, idle: bool = False) -> None:
@@ -174,7 +174,7 @@ class Overlapped(Boundary):
         if arrived or wanted or swap.opening:
             with self.phase("apply", queued=not idle):
                 for index, correction in arrived:
-                    self.method.amend(mailbox.parts[index][0], correction)
+                    swap.opening.method.amend(mailbox.parts[index][0], correction)
                     swap.corrections.append((mailbox.parts[index][0], correction.bfloat16()))
                     swap.late.append(self.state.inner.step - swap.opening.steps[index])
                 for index, own, change in swap.opening.open(wanted, self.state.inner.step, wait=idle):

@@ -158,11 +158,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def overlapped(scene: Scene, exchange: Any) -> Overlapped:
-    return Overlapped(
-        *scene.parts(),
-        exchange=exchange,
-        method=scene.state.outer,  # type: ignore[arg-type]
-    )
+    return Overlapped(*scene.parts(), exchange=exchange)
 
 
 class Asking(Mailbox):
