@@ -130,7 +130,10 @@ class Membership:
         parts = self.state, self.presence, self.reporter, self.resources, self.phase_length
         if not settings.overlap:
             return Blocking(*parts, self._exchange(), validation=validation)
-        exchange = OverlappedPairExchange(self.node, numel, codec_named(settings.codec, numel), settings, Guard())
+        codec = codec_named(settings.codec, numel)
+        exchange = OverlappedPairExchange(
+            network=self.node, numel=numel, codec=codec, settings=settings, guard=Guard()
+        )
         self._stack.callback(exchange.close)
         return Overlapped(*parts, exchange, validation=validation)
 
@@ -142,12 +145,28 @@ class Membership:
             return context.away
 
         if outer.grouping is not Grouping.EVERYONE:
-            return PairExchange(node, numel, codec_named(settings.codec, numel), settings, Guard(), away)
+            codec = codec_named(settings.codec, numel)
+            return PairExchange(network=node, numel=numel, codec=codec, settings=settings, guard=Guard(), away=away)
         incoming = IncomingStreams()
         node.call(node.serve_members(REDUCE_PROTOCOL, incoming.accept), OPEN_TIMEOUT)
         if isinstance(outer, Decoupled):
-            return AllGatherExchange(node, incoming, outer.sends, outer.coefficients, settings, away)
-        return AllReduceExchange(node, incoming, numel, numel, settings, away, self.state.kept)
+            return AllGatherExchange(
+                network=node,
+                incoming=incoming,
+                numel=outer.sends,
+                result=outer.coefficients,
+                settings=settings,
+                away=away,
+            )
+        return AllReduceExchange(
+            network=node,
+            incoming=incoming,
+            numel=numel,
+            result=numel,
+            settings=settings,
+            away=away,
+            kept=self.state.kept,
+        )
 
     def stay(self) -> None:
         """After the run's last round: until who has lost it has these weights. Unequal replicas keep their own."""

@@ -34,10 +34,10 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
         mean_of_senders([contribution], self._buffer)
 
     def _carries(self, members: int) -> Carried:
-        return Carried(2, COEFFICIENT_BYTES * self._numel + 4 * HELD_WORDS * members)
+        return Carried(2, COEFFICIENT_BYTES * self.numel + 4 * HELD_WORDS * members)
 
     async def _combine(self, own: SparseContribution, streams: GroupStreams) -> None:
-        packed, stall, me = pack(own), self._settings.stall, streams.assembly.me
+        packed, stall, me = pack(own), self.settings.stall, streams.assembly.me
         count = len(streams.assembly.seats)
         order, table = turns(packed.nbytes), host_vector(count * HELD_WORDS)
         digests, all_here = {me: digest_of(packed)}, asyncio.Event()

@@ -32,14 +32,14 @@ from peer.p2p.payload import fp32_parts, receive_fp32
 from peer.rounds.contribution import Contribution, Vector, host_vector, parts
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class AllReduceExchange(GroupProtocol[Contribution]):
     """The mean of all members' contributions; what is unusually long is clipped.
 
     ``kept``: this member's part of the error feedback, with a codec that has it. Flat fp32 on the host.
     """
 
-    _kept: Tensor | None = None
+    kept: Tensor | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,10 +50,10 @@ class AllReduceExchange(GroupProtocol[Contribution]):
         copy_own(contribution, self._buffer)
 
     def _carries(self, members: int) -> Carried:
-        return Carried(3, 2 * Rounding(self._settings.codec).size(self._numel // members))
+        return Carried(3, 2 * Rounding(self.settings.codec).size(self.numel // members))
 
     async def _combine(self, own: Contribution, streams: GroupStreams) -> None:
-        self._work = work = _Reduction(own, self._buffer, streams, self._settings, self._kept)
+        self._work = work = _Reduction(own, self._buffer, streams, self.settings, self.kept)
         await together([work.reduce(), streams.with_all(work.exchange)])
 
     def _used(self) -> None:

@@ -39,7 +39,7 @@ Attempt = asyncio.Future[MemberReport]  # this peer's part of a round, which run
 Decision = tuple[GroupVerdict, str]  # and the digest of this peer's result, unless it is known that nobody uses it
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class GroupProtocol(ABC, Generic[Each]):
     """:class:`peer.exchange.average.Exchange` for a group of everyone; ``Each``: the kind of contribution.
 
@@ -47,15 +47,15 @@ class GroupProtocol(ABC, Generic[Each]):
     elements of the mean. ``away``: was this peer asked to stop or to pause?
     """
 
-    _network: MemberNode
-    _incoming: IncomingStreams
-    _numel: int
-    _result: int
-    _settings: ExchangeConfig
-    _away: Callable[[], bool] = lambda: False
+    network: MemberNode
+    incoming: IncomingStreams
+    numel: int
+    result: int
+    settings: ExchangeConfig
+    away: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
-        self._buffer = host_vector(self._result)
+        self._buffer = host_vector(self.result)
 
     def average(self, contribution: Each, group: Group) -> Averaged:
         if group.assembly is None:
@@ -63,12 +63,12 @@ class GroupProtocol(ABC, Generic[Each]):
             if group.lost:
                 return Averaged(self._buffer, Outcome.TIMEOUT, detail=group.lost)
             return Averaged(self._buffer, Outcome.ALONE, digest=self._digest())
-        began, stall = clock.monotonic(), self._settings.stall
-        deadlines = RoundDeadlines(stall, swap_limit(stall, self._settings.max_phases, group.assembly.phase_seconds))
+        began, stall = clock.monotonic(), self.settings.stall
+        deadlines = RoundDeadlines(stall, swap_limit(stall, self.settings.max_phases, group.assembly.phase_seconds))
         carried = self._carries(len(group.assembly.seats))
-        streams = GroupStreams(self._network, self._incoming, group.assembly, self._numel, stall, carried)
+        streams = GroupStreams(self.network, self.incoming, group.assembly, self.numel, stall, carried)
         work = self._decided_attempt(contribution, group.round, streams, deadlines)
-        verdict, digest = self._network.call(work, deadlines.longest)
+        verdict, digest = self.network.call(work, deadlines.longest)
         if verdict.commit:
             self._used()
         else:
@@ -113,7 +113,7 @@ class GroupProtocol(ABC, Generic[Each]):
             async with running(self._attempt(own, round, streams, deadlines.limit)) as (work,):
                 return await decide(work, assembly, deadlines)
         finally:
-            self._incoming.clear()
+            self.incoming.clear()
             for stream in (*streams.by_place.values(), *assembly.controls.values()):
                 stream.close()
 
@@ -126,7 +126,7 @@ class GroupProtocol(ABC, Generic[Each]):
             return await clock.in_thread(self._digest)
 
         try:
-            return MemberReport(digest=await in_time(unless_away(work(), self._away), streams.left, limit))
+            return MemberReport(digest=await in_time(unless_away(work(), self.away), streams.left, limit))
         except GroupFailure as failure:
             said, detail = failure, failure.detail[:200]
             return MemberReport(culprit=said.culprit, other=said.other, outcome=said.outcome, detail=detail)
@@ -166,7 +166,7 @@ class GroupProtocol(ABC, Generic[Each]):
             reports = await until_decided(coming, deadlines.accusations)
         verdict = decided(reports, assembly)
         await asyncio.gather(
-            *(control.send(verdict, self._settings.stall) for control in assembly.controls.values()),
+            *(control.send(verdict, self.settings.stall) for control in assembly.controls.values()),
             return_exceptions=True,  # a member that misses it learns so at its next boundary
         )
         closing = (control.until_closed(1.0) for control in assembly.controls.values())
@@ -179,7 +179,7 @@ class GroupProtocol(ABC, Generic[Each]):
         control = assembly.controls[0]
 
         async def report() -> None:
-            await control.send(await asyncio.shield(work), self._settings.stall)  # work goes on after an early verdict
+            await control.send(await asyncio.shield(work), self.settings.stall)  # work goes on after an early verdict
 
         try:
             async with running(report()):

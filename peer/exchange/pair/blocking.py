@@ -28,14 +28,14 @@ class PairExchange(PairProtocol):
     """:class:`peer.exchange.average.Exchange` for groups of two."""
 
     def __post_init__(self) -> None:
-        self._buffer = host_vector(self._numel)
+        self._buffer = host_vector(self.numel)
 
     def average(self, contribution: Contribution, group: Group) -> Averaged:
         if not group.links:
-            self._codec.end_round(False)
+            self.codec.end_round(False)
             copy_own(contribution, self._buffer)
             return Averaged(self._buffer, Outcome.ALONE)
-        prepare(self._codec, contribution)
+        prepare(self.codec, contribution)
         encode, receive = partial(self._encode, contribution), partial(self._receive, contribution)
         averaged = self._swap(group, encode, receive, self._buffer)
         if averaged.outcome is not Outcome.MERGED:
@@ -47,11 +47,11 @@ class PairExchange(PairProtocol):
 
         def encode(start: int, stop: int) -> bytes:
             part, change = room[: stop - start], room_of_change[: stop - start]
-            if self._codec.learns:
+            if self.codec.learns:
                 own.read_both(start, part, change)
-                return self._codec.encode_changed(start, part, change)
+                return self.codec.encode_changed(start, part, change)
             own.read(start, part)
-            return self._codec.encode(start, part)
+            return self.codec.encode(start, part)
 
         borders = parts(own.numel)
         for first in range(0, len(borders), TOGETHER):
@@ -66,7 +66,7 @@ class PairExchange(PairProtocol):
         def decode(start: int, stop: int, data: memoryview) -> None:
             part, change, mean = room[: stop - start], room_of_change[: stop - start], self._buffer[start:stop]
             own.read_both(start, part, change)
-            unresolved = self._codec.decode(transfer.codec, start, data, part, mean)
+            unresolved = self.codec.decode(transfer.codec, start, data, part, mean)
             blend(part, mean, transfer.judgement.add(start, part, change, mean, unresolved))
 
         longest = size(transfer.codec, min(PART, own.numel))

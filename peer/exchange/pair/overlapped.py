@@ -40,8 +40,8 @@ class OverlappedPairExchange(PairProtocol):
 
     def start(self, meet: Callable[[], Group]) -> SwapMailbox:
         """``meet`` finds the partner, on the helper thread."""
-        learn = self._codec.learn if self._codec.begin() else None
-        mailbox = SwapMailbox(self._numel, self._network.loop, learn, self._opening_pace.landing)
+        learn = self.codec.learn if self.codec.begin() else None
+        mailbox = SwapMailbox(self.numel, self.network.loop, learn, self._opening_pace.landing)
         self._opening_pace = mailbox.opening_pace
         self._helper.submit(contextvars.copy_context().run, self._run, mailbox, meet)
         return mailbox
@@ -54,7 +54,7 @@ class OverlappedPairExchange(PairProtocol):
         try:
             group = meet()
             if not group.links:
-                self._codec.end_round(False)
+                self.codec.end_round(False)
                 mailbox.finish(Averaged(NOTHING, Outcome.ALONE))
                 return
             encode, receive = partial(self._encode, mailbox), partial(self._receive, mailbox)
@@ -80,7 +80,7 @@ class OverlappedPairExchange(PairProtocol):
 
     def _coded(self, starts: list[int], opened: list[OpenPart]) -> list[bytes]:
         """In one call for small parts, each of which takes less than to change threads."""
-        return [self._codec.encode_changed(at, it.own, it.change) for at, it in zip(starts, opened, strict=True)]
+        return [self.codec.encode_changed(at, it.own, it.change) for at, it in zip(starts, opened, strict=True)]
 
     async def _receive(self, mailbox: SwapMailbox, transfer: Transfer) -> bytes:
         """Returns the digest of the first part that this peer has changed: others may be the same in all rounds."""
@@ -91,12 +91,12 @@ class OverlappedPairExchange(PairProtocol):
             """The mean less our own contribution; raises :class:`Unusable`."""
             nonlocal changed
             theirs, judgement = torch.empty_like(opened.own), transfer.judgement
-            unresolved = self._codec.decode(transfer.codec, start, data, opened.own, theirs)
+            unresolved = self.codec.decode(transfer.codec, start, data, opened.own, theirs)
             share = judgement.add(start, opened.own, opened.change, theirs, unresolved)
             changed = changed or (digest if judgement.change else b"")
             objection = judgement.objection(changed)
             if objection is not None:
-                self._guard.learn(judgement)
+                self.guard.learn(judgement)
                 raise Unusable(objection)
             return theirs.sub_(opened.own).mul_(share)
 

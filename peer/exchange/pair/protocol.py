@@ -55,18 +55,18 @@ Encode = Callable[[Transfer], AsyncIterator[bytes]]  # this peer's parts
 Receive = Callable[[Transfer], Coroutine[Any, Any, bytes]]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class PairProtocol:
     """Swaps with one partner at a time, over streams that the rendezvous has opened. ``away``: was this peer asked to
     stop or to pause? An overlapped swap is ended by its boundary instead, which counts from the last inner step.
     """
 
-    _network: LoopThread
-    _numel: int
-    _codec: Codec
-    _settings: ExchangeConfig
-    _guard: Guard
-    _away: Callable[[], bool] = lambda: False
+    network: LoopThread
+    numel: int
+    codec: Codec
+    settings: ExchangeConfig
+    guard: Guard
+    away: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         """What one kind of swap needs besides."""
@@ -76,14 +76,14 @@ class PairProtocol:
         (link,) = group.links
         stream = link.stream
         assert stream is not None
-        judgement = self._guard.judgement(link.peer_id, self._numel)
+        judgement = self.guard.judgement(link.peer_id, self.numel)
         began, sent, received = clock.monotonic(), stream.all_sent, stream.all_received
-        min_stall = self._settings.stall
+        min_stall = self.settings.stall
         swap = as_verdict(self._converse(group, stream, judgement, encode, receive), stream, min_stall)
         time_limit = self._time_limit(group, min_stall)
-        verdict = self._network.call(swap, 2 * (min_stall + time_limit) + THREAD_GRACE)
-        self._codec.end_round(verdict.outcome is Outcome.MERGED, whole=judgement.whole)
-        given_up = verdict.outcome is Outcome.TIMEOUT and self._away()  # by this peer
+        verdict = self.network.call(swap, 2 * (min_stall + time_limit) + THREAD_GRACE)
+        self.codec.end_round(verdict.outcome is Outcome.MERGED, whole=judgement.whole)
+        given_up = verdict.outcome is Outcome.TIMEOUT and self.away()  # by this peer
         blamed = (verdict.outcome in BLAMED and not given_up) or verdict.reason is Reason.HEADER
         return Averaged(
             mean=mean,
@@ -107,27 +107,27 @@ class PairProtocol:
         self, group: Group, stream: Stream, judgement: Judgement, encode: Encode, receive: Receive
     ) -> Verdict:
         """From the headers to the verdicts."""
-        min_stall = self._settings.stall
-        header = await exchange_headers(stream, self._numel, self._codec, group, min_stall)
+        min_stall = self.settings.stall
+        header = await exchange_headers(stream, self.numel, self.codec, group, min_stall)
         judgement.ahead, judgement.share = header.round - group.round, share(header.tokens, group.tokens)
         part_seconds = PART_STEPS * (group.step_seconds + header.pace) if group.step_seconds else 0.0
         stall = max(min_stall, min(part_seconds, LONGEST_STALL_SHARE * self._time_limit(group, min_stall)))
         transfer = Transfer(stream, judgement, header.codec, stall)
-        until_sent = stream.all_sent + size(self._codec.sends, self._numel)
-        until_received = stream.all_received + size(header.codec, self._numel)
+        until_sent = stream.all_sent + size(self.codec.sends, self.numel)
+        until_received = stream.all_received + size(header.codec, self.numel)
 
         def bytes_left() -> dict[str, int]:
             return {"receiving": until_received - stream.all_received, "sending": until_sent - stream.all_sent}
 
         async def swap() -> Verdict:
             fingerprint = await both_ways(receive(transfer), send_parts(stream, encode(transfer), stall))
-            answer = answer_limit(stall, size(self._codec.sends, self._numel))
+            answer = answer_limit(stall, size(self.codec.sends, self.numel))
             return await exchange_verdicts(stream, judgement.verdict(fingerprint), answer)
 
-        return await in_time(unless_away(swap(), self._away), bytes_left, self._time_limit(group, stall))
+        return await in_time(unless_away(swap(), self.away), bytes_left, self._time_limit(group, stall))
 
     def _time_limit(self, group: Group, stall: float) -> float:
-        return swap_limit(stall, self._settings.max_phases, group.phase_seconds)
+        return swap_limit(stall, self.settings.max_phases, group.phase_seconds)
 
 
 async def both_ways(receiving: Coroutine[Any, Any, bytes], sending: Coroutine[Any, Any, None]) -> bytes:

@@ -49,7 +49,7 @@ def attacking(trainer: Trainer) -> None:
     lies.in_state(name, trainer.state)
     lies.in_exchange(name, trainer)
     if name == "uphill":
-        boundary.exchange._codec = Hostile(uphill(lambda: gradient(trainer.state), LENGTH))
+        boundary.exchange.codec = Hostile(uphill(lambda: gradient(trainer.state), LENGTH))
     if name == "tokens":
         swap = boundary.exchange.average
         boundary.exchange.average = lambda own, group: swap(own, _boasting(group))

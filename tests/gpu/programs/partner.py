@@ -35,7 +35,9 @@ def main() -> None:
 
     stream = network.call(connect(), 20)
     coder = codec_named(codec, len(phi))  # type: ignore[arg-type]
-    exchange = OverlappedPairExchange(network, len(phi), coder, ExchangeConfig(), Guard())
+    exchange = OverlappedPairExchange(
+        network=network, numel=len(phi), codec=coder, settings=ExchangeConfig(), guard=Guard()
+    )
     mailbox = exchange.start(lambda: Group(0, (Link("peer", "peer", stream),), step_seconds=1.0))
     gamma, chance = NoLoCoConfig().gamma, torch.Generator().manual_seed(1)
     while (result := mailbox.result()) is None:

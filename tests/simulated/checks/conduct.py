@@ -102,7 +102,7 @@ class Conduct:
             self._check_bounds(peer, boundary)
             self._world.relays.check(peer)
             if isinstance(presence.matching, GroupMatching) and averaged.partners:
-                self._check_late(peer, set(boundary.exchange._incoming._waiting))
+                self._check_late(peer, set(boundary.exchange.incoming._waiting))
 
         presence.ended = noted
 
@@ -236,7 +236,7 @@ class Conduct:
             self._world.violation(f"{peer.name} keeps expired records: {', '.join(stale)}")
         sizes = {"peers left out": len(presence._context.backoff._held)}
         if isinstance(presence.matching, GroupMatching):
-            sizes["waiting streams"] = len(boundary.exchange._incoming._waiting) + 3  # one of each other peer
+            sizes["waiting streams"] = len(boundary.exchange.incoming._waiting) + 3  # one of each other peer
             sizes["joined members"] = len(presence.matching._leader._joined)
             sizes["named members"] = len(presence.matching._known._named)
         self._check_donor(peer)

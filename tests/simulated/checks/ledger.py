@@ -239,8 +239,8 @@ class Ledger:
 
     def _watch_codec(self, peer: SimulatedPeer, exchange: Any, current: Callable[[], Side | None]) -> None:
         """Read the steps of what a modulo codec sends: the first two bytes of each block."""
-        codec, encode = exchange._codec, exchange._codec.encode
-        guard, remember = exchange._guard, exchange._guard.remember
+        codec, encode = exchange.codec, exchange.codec.encode
+        guard, remember = exchange.guard, exchange.guard.remember
 
         def accepted(partner: str, digest: bytes) -> None:
             side = current()
@@ -293,7 +293,7 @@ class Ledger:
             current.clear()
             if group.assembly is None:
                 return average(contribution, group)
-            own, kept = elements(contribution), getattr(exchange, "_kept", None)
+            own, kept = elements(contribution), getattr(exchange, "kept", None)
             kept = None if kept is None else kept.clone()
             put_in = self._groups.setdefault(group.assembly.token, {})
             lineage = counters.lineage.digest if equal else ""
@@ -306,7 +306,7 @@ class Ledger:
                 self.violation(f"{peer.name} is in a group in which somebody merged, and not the leader")
             if averaged.outcome is Outcome.MERGED:
                 self._check_group(peer, group, averaged, put_in)
-            elif kept is not None and not torch.equal(exchange._kept, kept):
+            elif kept is not None and not torch.equal(exchange.kept, kept):
                 self.violation(f"{peer.name} keeps something else after a round that failed")
             elif not torch.equal(averaged.mean, own.nan_to_num()):
                 self.violation(f"{peer.name} uses something else than its own part after a round that failed")

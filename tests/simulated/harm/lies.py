@@ -56,9 +56,9 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
     """A false contribution, none after the header, or nobody at an agreed meeting. A liar accepts all contributions."""
     boundary: Any = trainer.boundary
     exchange = boundary.exchange
-    exchange._guard = Unguarded()
+    exchange.guard = Unguarded()
     if lie in list(Attack):
-        exchange._codec = Hostile(Attack(lie))
+        exchange.codec = Hostile(Attack(lie))
     if lie in ACCUSING:
         _accuse(lie, exchange)
     if lie == "false mean":
@@ -148,7 +148,7 @@ class _FalseMean(_Reduction):
 
 
 async def _combined(exchange: Any, own: Contribution, streams: GroupStreams) -> None:
-    work = _FalseMean(own, exchange._buffer, streams, exchange._settings, exchange._kept)
+    work = _FalseMean(own, exchange._buffer, streams, exchange.settings, exchange.kept)
     exchange._work = work
     await together([work.reduce(), streams.with_all(work.exchange)])
 

@@ -76,7 +76,7 @@ def main() -> None:
     node.call(node.serve(PROTOCOL, arrive), 10)
     print(f"address {node.addresses[0]}", flush=True)
     outer = NoLoCo(SlowWeights(Weights(numel, seed).named_parameters()), NoLoCoConfig())
-    exchange = PairExchange(node, numel, Cast("none"), SETTINGS, Unguarded())
+    exchange = PairExchange(network=node, numel=numel, codec=Cast("none"), settings=SETTINGS, guard=Unguarded())
     for number in range(rounds):
         if address:
             stream = node.call(node.open(address.rpartition("/p2p/")[2], PROTOCOL, [address]), 10)

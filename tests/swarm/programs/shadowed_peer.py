@@ -66,8 +66,8 @@ class Shadow:
 
 def main_with(shadow: Shadow) -> None:
     def shadowed_swap(self: OverlappedPairExchange, group: Group, *more: Any) -> Averaged:
-        node: Any = self._network
-        shadow.begin(node.peer_id, group.links[0].peer_id, self._numel)
+        node: Any = self.network
+        shadow.begin(node.peer_id, group.links[0].peer_id, self.numel)
         return swap(self, group, *more)
 
     def shadowed_encode(self: Modulo, start: int, part: Tensor) -> bytes:

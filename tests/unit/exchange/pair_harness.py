@@ -41,7 +41,9 @@ def header(numel: int, round: int = 0, codec: CodecName = "none", **told: float)
 def pair_exchange(
     network: LoopThread, numel: int, codec: CodecName = "none", settings: ExchangeConfig = FAST
 ) -> PairExchange:
-    return PairExchange(network, numel, codec_named(codec, numel), settings, Guard())
+    return PairExchange(
+        network=network, numel=numel, codec=codec_named(codec, numel), settings=settings, guard=Guard()
+    )
 
 
 def judge(own: Contribution, theirs: Tensor, judgement: Judgement) -> Verdict:

@@ -62,8 +62,10 @@ class Both:
 
     def __init__(self, thread: LoopThread, codec: Cast) -> None:
         self._thread = thread
-        self.victim = PairExchange(thread, NUMEL, Cast("none"), FAST, Guard())
-        self.partner = PairExchange(thread, NUMEL, codec, FAST, Guard())
+        self.victim, self.partner = (
+            PairExchange(network=thread, numel=NUMEL, codec=it, settings=FAST, guard=Guard())
+            for it in (Cast("none"), codec)
+        )
 
     def swap(self, own: Trained, theirs: Trained, peer_id: str = "B") -> Averaged:
         one, two = self._thread.call(stream_pair(), 5)

@@ -60,9 +60,14 @@ def swap(
     """Both sides of a swap over a line of ``mbit`` each way. ``away``: was the first one asked to stop?"""
     streams = thread.call(stream_pair(rate=mbit * MBIT, latency=0.03), 5)
     stays = partial(bool, 0)
-    sides = [PairExchange(thread, 1, codec_named(codec, numel), ExchangeConfig(), Guard(), it) for it in (away, stays)]
+    sides = [
+        PairExchange(
+            network=thread, numel=1, codec=codec_named(codec, numel), settings=ExchangeConfig(), guard=Guard(), away=it
+        )
+        for it in (away, stays)
+    ]
     for side in sides:
-        side._numel, side._buffer = numel, LastPart()  # type: ignore[assignment]
+        side.numel, side._buffer = numel, LastPart()  # type: ignore[assignment]
     groups = [Group(5, (Link("B", "b", stream),), phase_seconds=phase) for stream in streams]
     works = [
         partial(side.average, Drawn(numel, n), group) for n, (side, group) in enumerate(zip(sides, groups, strict=True))

@@ -44,7 +44,7 @@ class Trainee:
         coder, guard = codec_named(codec, numel), Guard()
         if known:  # the other one was met before
             guard.remember("B", b"")
-        self.exchange = OverlappedPairExchange(thread, numel, coder, FAST, guard)
+        self.exchange = OverlappedPairExchange(network=thread, numel=numel, codec=coder, settings=FAST, guard=guard)
         self.late: list[int] = []
         self.trained = 1.0  # share of what is sent
         self.open_at_once = 0
@@ -413,7 +413,7 @@ def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
     one = Trainee(thread, torch.zeros(NUMEL), "int4")
     assert one.swap(with_link(ours)).outcome is Outcome.POISONED
     playing.cancel()
-    codec = one.exchange._codec
+    codec = one.exchange.codec
     codec.begin()
     header(NUMEL, 1, codec.sends, expects=codec.expects)
 

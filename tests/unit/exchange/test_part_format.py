@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from peer.exchange.group import flow_control
-from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.flow_control import FlowControlledStream
 from peer.p2p.budgets import Proven
 from peer.p2p.event_loop import LoopThread
@@ -27,7 +26,7 @@ from peer.rounds.state import State
 from peer.rounds.types import Group, Link, Outcome, Seat
 from peer.swarm.state_transfer.donor import Donor
 from peer.swarm.state_transfer.download import PartialState, download
-from tests.unit.exchange.group.harness import EXACT, Wires, many
+from tests.unit.exchange.group.harness import EXACT, group_exchange, many
 from tests.unit.exchange.pair_harness import at_once, pair_exchange
 from tests.unit.exchange.test_pair_overlapped import NUMEL as OVERLAPPED_NUMEL
 from tests.unit.exchange.test_pair_overlapped import Trainee, both, changed
@@ -126,8 +125,7 @@ def test_a_group_uses_nothing(monkeypatch: pytest.MonkeyPatch, fault: str) -> No
     with many(3, numel) as group:
         if fault == "oversized":
             tensors[2], last = torch.ones(2 * numel), group.members[2]
-            wires = Wires(last, group.members)
-            group.exchanges[2] = AllReduceExchange(wires, last.incoming, 2 * numel, 2 * numel, EXACT)
+            group.exchanges[2] = group_exchange(last, group.members, 2 * numel, EXACT)
         results = group.average([Vector(tensor) for tensor in tensors])
     for it, tensor in zip(results, tensors, strict=True):
         assert it is not None and it.outcome in REFUSED[fault], it

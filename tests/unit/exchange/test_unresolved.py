@@ -12,11 +12,10 @@ from peer.config.schema import CodecName
 from peer.exchange.codec import BLOCK, size
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import Modulo, codec_named
-from peer.exchange.pair.blocking import PairExchange
 from peer.p2p.event_loop import LoopThread
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome, Reason
-from tests.unit.exchange.pair_harness import FAST, at_once, judge
+from tests.unit.exchange.pair_harness import at_once, judge, pair_exchange
 from tests.unit.exchange.test_guard import Trained
 from tests.unit.virtual import stream_pair
 
@@ -30,7 +29,7 @@ class Two:
 
     def __init__(self, thread: LoopThread, codec: CodecName) -> None:
         self._thread, self._chance = thread, torch.Generator().manual_seed(0)
-        self.exchanges = [PairExchange(thread, NUMEL, codec_named(codec, NUMEL), FAST, Guard()) for _ in range(2)]
+        self.exchanges = [pair_exchange(thread, NUMEL, codec) for _ in range(2)]
         self.phi = [self.noise(0.05)] * 2
         self.resting = 0  # first blocks that do not change
 

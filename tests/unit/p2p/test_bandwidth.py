@@ -11,9 +11,6 @@ import torch
 
 from peer import clock
 from peer.config.schema import ExchangeConfig
-from peer.exchange.guard import Guard
-from peer.exchange.modulo import codec_named
-from peer.exchange.pair.blocking import PairExchange
 from peer.p2p.bandwidth import BURST, Bandwidth
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import receive_parts, send_parts
@@ -21,7 +18,7 @@ from peer.p2p.stream import Message, Stream
 from peer.rounds.contribution import Averaged, Vector
 from peer.rounds.types import Group, Link, Outcome
 from tests.unit.exchange.group.harness import many
-from tests.unit.exchange.pair_harness import at_once
+from tests.unit.exchange.pair_harness import at_once, pair_exchange
 from tests.unit.virtual import run, stream_pair
 
 MIB = 2**20
@@ -113,7 +110,7 @@ def swap(thread: LoopThread, limits: dict[str, str], phase: float) -> list[Avera
     streams = thread.call(stream_pair(), 5)
     limited(streams[0], **limits)
     settings = ExchangeConfig(stall=STALL)
-    sides = [PairExchange(thread, NUMEL, codec_named("none", NUMEL), settings, Guard()) for _ in streams]
+    sides = [pair_exchange(thread, NUMEL, settings=settings) for _ in streams]
     vectors = [torch.randn(NUMEL, generator=torch.Generator().manual_seed(0)) for _ in streams]
     groups = [Group(0, (Link("B", "b", stream),), phase_seconds=phase) for stream in streams]
     works = zip(sides, vectors, groups, strict=True)

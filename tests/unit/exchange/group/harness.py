@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from peer import clock
 from peer.config.schema import ExchangeConfig
@@ -73,6 +74,22 @@ class Wires:
             await other.incoming.accept(other.stream(await end(), self._me.name, called=True))
 
 
+def group_exchange(
+    me: Member,
+    members: Sequence[Member],
+    numel: int,
+    settings: ExchangeConfig,
+    *,
+    result: int | None = None,
+    kept: Tensor | None = None,
+) -> GroupProtocol[Any]:
+    """The exchange of one of ``members``. ``result``: the contributions are sparse."""
+    common: dict[str, Any] = {"network": Wires(me, members), "incoming": me.incoming, "settings": settings}
+    if result:
+        return AllGatherExchange(numel=numel, result=result, **common)
+    return AllReduceExchange(numel=numel, result=numel, kept=kept, **common)
+
+
 class Many:
     """``count`` members named a, b, c, …; the first one convenes. ``result``: the contributions are sparse."""
 
@@ -89,9 +106,7 @@ class Many:
         self.seats = tuple(Seat(member.name, f"peer-{member.name}") for member in self.members)
         self.kept = [torch.zeros(numel) if settings.feedback else None for _ in self.members]
         self.exchanges: list[GroupProtocol[Any]] = [
-            AllGatherExchange(Wires(member, self.members), member.incoming, numel, result, settings)
-            if result
-            else AllReduceExchange(Wires(member, self.members), member.incoming, numel, numel, settings, _kept=kept)
+            group_exchange(member, self.members, numel, settings, result=result, kept=kept)
             for member, kept in zip(self.members, self.kept, strict=True)
         ]
         self.controls: list[dict[int, Stream]] = []

@@ -62,7 +62,7 @@ def test_who_is_asked_to_stop_leaves_a_round_that_takes_long_and_says_that_it_is
         await asyncio.sleep(600)
 
     with many(3, 1000, settings=ExchangeConfig(codec="none", stall=60.0)) as group:
-        group.exchanges[1]._away = lambda: True
+        group.exchanges[1].away = lambda: True
         group.exchanges[1]._combine = takes_long  # type: ignore[method-assign]
         for it in group.average(contributions(vectors(3, 1000))):
             assert it is not None

@@ -29,7 +29,7 @@ def test_who_does_not_hear_the_verdict_keeps_the_digest_of_what_others_may_have_
 
     async def deaf(exchange: Any, kind: Any, *rest: Any) -> Any:
         said = await hear(exchange, kind, *rest)
-        if kind is GroupVerdict and exchange._network._me.name == "c":
+        if kind is GroupVerdict and exchange.network._me.name == "c":
             raise StreamLost("it is lost")
         return said
 
