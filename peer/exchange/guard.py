@@ -32,9 +32,9 @@ from statistics import median_low
 
 from torch import Tensor
 
-from peer.exchange.average import Verdict, square
 from peer.exchange.codec import BLOCK
-from peer.rounds.types import Outcome, Reason
+from peer.rounds.contribution import square
+from peer.rounds.types import Outcome, Reason, Verdict
 
 CLIP = 1.5  # times the usual distance; with 2.0 two hostile peers of eight drive the others apart without limit
 FURTHEST = 4.0  # times ‖βΔ‖: honest partners were up to 3.9 apart

@@ -1,17 +1,18 @@
-"""Input and result of an exchange: flat host vectors, contributions and their average.
+"""Input and result of an exchange: flat host vectors, contributions, the arithmetic of their mean, and its interface.
 
-They are computed part by part: no copy is longer than 1 MiB.
+All are computed part by part: no copy is longer than 1 MiB.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from peer.rounds.types import Outcome, Reason
+from peer.rounds.types import Group, Outcome, Reason
 
 PART = 256 * 1024  # elements of fp32: 1 MiB, the size at which the p2p daemon is fastest
 
@@ -89,6 +90,35 @@ class SparseContribution:
     values: Tensor
 
 
+def blend(own: Tensor, theirs: Tensor, share: float) -> None:
+    """``theirs`` ← (1 − share) own + share theirs, in place, for one part."""
+    if share == 0.5:
+        theirs.add_(own).mul_(0.5)  # the same bits on both sides
+    else:
+        theirs.mul_(share).add_(own, alpha=1 - share)
+
+
+def mean_of_senders(group: Sequence[SparseContribution], out: Tensor) -> None:
+    """``out`` ← each element's mean over the contributions that have it, zero where none has."""
+    count = torch.zeros_like(out, dtype=torch.int16)
+    out.zero_()
+    for sparse in group:
+        out[sparse.positions] += sparse.values
+        count[sparse.positions] += 1
+    out.div_(count.clamp_(min=1))
+
+
+def copy_own(own: Readable, out: Tensor) -> None:
+    """``out`` ← ``own``, the mean over a group of one."""
+    for start, stop in parts(own.numel):
+        own.read(start, out[start:stop])
+
+
+def square(part: Tensor) -> float:
+    """‖part‖² of at most ``PART`` elements; torch sums them pairwise, so fp32 is exact enough."""
+    return float(torch.dot(part, part))
+
+
 @dataclass(frozen=True)
 class Averaged:
     """Result of an exchange.
@@ -126,3 +156,15 @@ class Averaged:
     # of a group
     digest: str = ""  # of the mean of a group of everyone: the same for all members
     unheard: str = ""  # the same, when the leader's verdict has not come: the others may have used that mean
+
+
+class Exchange(Protocol):
+    """Averages one contribution over a group. The training thread calls it, one call at a time. An overlapped swap has
+    another interface (exchange/pair/mailbox.py).
+    """
+
+    def average(self, contribution: Any, group: Group) -> Averaged:
+        """The mean over the group, or this peer's own contribution with the outcome that says why.
+
+        Blocks until the outcome is known, never past its deadline. No failure of a peer or of the network raises.
+        """

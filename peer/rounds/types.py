@@ -69,6 +69,16 @@ class Reason(StrEnum):
     HARMFUL = "harmful"  # the training loss jumped after the merge, which was undone
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a partner's contribution may be used. ``distance``: ‖own − theirs‖ / ‖own‖."""
+
+    outcome: Outcome
+    distance: float | None = None
+    detail: str = ""
+    reason: Reason | None = None
+
+
 class Grouping(StrEnum):
     """Which peers average in a method's outer step."""
 

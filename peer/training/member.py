@@ -11,7 +11,6 @@ from contextlib import ExitStack
 import xxhash
 
 from peer.config.digest import canonical, digest
-from peer.exchange.average import Exchange
 from peer.exchange.group.all_gather import AllGatherExchange
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams
@@ -23,6 +22,7 @@ from peer.logs import fields, get_logger
 from peer.outer.decoupled import Decoupled
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
+from peer.rounds.contribution import Exchange
 from peer.rounds.types import Grouping
 from peer.swarm.presence import Presence
 from peer.telemetry import trackers

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import CodecName
-from peer.exchange.average import Verdict, blend, mean_of_senders
 from peer.exchange.codec import COEFFICIENT_BYTES, Codec, prepare, size
 from peer.exchange.group.feedback import mean_of_slices
 from peer.exchange.group.rounding import Rounding
 from peer.exchange.guard import Judgement, share
 from peer.exchange.pair.mailbox import overlapped_parts
-from peer.rounds.contribution import Contribution, SparseContribution, parts
-from peer.rounds.types import Outcome, Reason
+from peer.rounds.contribution import Contribution, SparseContribution, blend, mean_of_senders, parts
+from peer.rounds.types import Outcome, Reason, Verdict
 
 MERGED = Verdict(Outcome.MERGED)
 

@@ -18,11 +18,10 @@ from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.workers import workers
 from peer.config.schema import Config
-from peer.exchange.average import Verdict
 from peer.process import Stop
 from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
 from peer.rounds.pairing_rule import last_swaps
-from peer.rounds.types import Grouping, Outcome
+from peer.rounds.types import Grouping, Outcome, Verdict
 
 SAME_TIME = 1e-9
 

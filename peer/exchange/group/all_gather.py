@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 
 from peer import clock
-from peer.exchange.average import mean_of_senders
 from peer.exchange.codec import COEFFICIENT_BYTES, pack, unpack
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
@@ -21,7 +20,7 @@ from peer.exchange.group.sketch import factors
 from peer.exchange.group.streams import Carried, GroupStreams
 from peer.p2p.deadline import together
 from peer.p2p.payload import fp32_parts, receive_fp32
-from peer.rounds.contribution import SparseContribution, Vector, host_vector
+from peer.rounds.contribution import SparseContribution, Vector, host_vector, mean_of_senders
 
 
 class AllGatherExchange(GroupProtocol[SparseContribution]):

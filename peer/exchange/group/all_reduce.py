@@ -19,7 +19,6 @@ from torch import Tensor
 
 from peer import clock
 from peer.config.schema import ExchangeConfig
-from peer.exchange.average import copy_own
 from peer.exchange.group.feedback import keep, norm_of, round_mean, slices
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
@@ -29,7 +28,7 @@ from peer.exchange.group.sketch import NOTHING_LOST, Sketch, Sketches, factors
 from peer.exchange.group.streams import Carried, GroupStreams
 from peer.p2p.deadline import together
 from peer.p2p.payload import fp32_parts, receive_fp32
-from peer.rounds.contribution import Contribution, Vector, host_vector, parts
+from peer.rounds.contribution import Contribution, Vector, copy_own, host_vector, parts
 
 
 @dataclass(eq=False, kw_only=True)

@@ -22,9 +22,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from peer.exchange.average import copy_own
 from peer.exchange.group.rounding import Rounded, Rounding, Slice, borders
-from peer.rounds.contribution import Readable, host_vector, parts, scratch
+from peer.rounds.contribution import Readable, copy_own, host_vector, parts, scratch
 
 SHARES = (1.0, 0.5, 0.25, 0.0)  # of what is kept of a mean
 

@@ -41,7 +41,7 @@ Decision = tuple[GroupVerdict, str]  # and the digest of this peer's result, unl
 
 @dataclass(eq=False, kw_only=True)
 class GroupProtocol(ABC, Generic[Each]):
-    """:class:`peer.exchange.average.Exchange` for a group of everyone; ``Each``: the kind of contribution.
+    """:class:`peer.rounds.contribution.Exchange` for a group of everyone; ``Each``: the kind of contribution.
 
     ``incoming.accept`` handles :data:`streams.REDUCE_PROTOCOL`. ``numel``: elements of a contribution; ``result``:
     elements of the mean. ``away``: was this peer asked to stop or to pause?

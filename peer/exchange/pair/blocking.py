@@ -14,18 +14,17 @@ from itertools import cycle, starmap
 import xxhash
 
 from peer import clock
-from peer.exchange.average import blend, copy_own
 from peer.exchange.codec import prepare, size
 from peer.exchange.pair.protocol import PairProtocol, Transfer
 from peer.p2p.payload import receive_parts
-from peer.rounds.contribution import PART, Averaged, Contribution, host_vector, parts, scratch
+from peer.rounds.contribution import PART, Averaged, Contribution, blend, copy_own, host_vector, parts, scratch
 from peer.rounds.types import Group, Outcome
 
 TOGETHER = 4  # parts that a thread encodes or decodes in one call: to change threads takes a third as long as a part
 
 
 class PairExchange(PairProtocol):
-    """:class:`peer.exchange.average.Exchange` for groups of two."""
+    """:class:`peer.rounds.contribution.Exchange` for groups of two."""
 
     def __post_init__(self) -> None:
         self._buffer = host_vector(self.numel)

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from peer import clock
 from peer.config.schema import CodecName, ExchangeConfig
-from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Guard, Judgement, share
 from peer.exchange.pair.wire import Unusable, exchange_headers, exchange_verdicts
@@ -33,7 +32,7 @@ from peer.p2p.payload import CorruptPart, send_parts
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
 from peer.rounds.transfer_rule import answer_limit, swap_limit
-from peer.rounds.types import Group, Outcome, Reason
+from peer.rounds.types import Group, Outcome, Reason, Verdict
 
 BLAMED = (Outcome.CORRUPT, Outcome.POISONED, Outcome.TIMEOUT)
 PART_STEPS = 6.0  # inner steps of both peers without a part: a partner opens parts only between its steps

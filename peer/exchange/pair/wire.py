@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from peer.config.schema import CodecName
-from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec, size
 from peer.p2p.bulk.offer import BulkOffer, agree, offer
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
-from peer.rounds.types import Count, Group, Outcome, Reason
+from peer.rounds.types import Count, Group, Outcome, Reason, Verdict
 
 
 class Header(Message):

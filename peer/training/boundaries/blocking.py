@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from peer.exchange.average import Exchange
 from peer.logs import fields, get_logger
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
-from peer.rounds.contribution import Averaged
+from peer.rounds.contribution import Averaged, Exchange
 from peer.rounds.types import Grouping, Outcome
 from peer.training.boundaries.boundary import Boundary
 from peer.training.boundaries.group_weights import GroupWeights

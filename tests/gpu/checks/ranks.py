@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from peer.exchange.average import copy_own
+from peer.rounds.contribution import copy_own
 from peer.training.state import PeerState
 from tests.gpu.site import Finding, Site, fast, off
 from tests.unit.replica import ranks_harness

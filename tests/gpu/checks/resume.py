@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peer.config.schema import Config
 from peer.device.memory import release_memory
-from peer.exchange.average import copy_own
+from peer.rounds.contribution import copy_own
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
 from tests.gpu.site import Finding, Site, fast, repeatable

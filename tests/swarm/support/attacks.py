@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from peer.config.schema import CodecName
-from peer.exchange.average import Verdict
 from peer.exchange.codec import Cast
 from peer.exchange.guard import Guard, Judgement
 from peer.replica.inner_loop import batch_loss
-from peer.rounds.types import Reason
+from peer.rounds.types import Reason, Verdict
 from peer.training.state import PeerState
 
 CREEP = "creep"  # a slow poison, by :func:`creeping`

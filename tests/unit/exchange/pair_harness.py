@@ -15,7 +15,6 @@ from torch import Tensor
 
 from peer import clock
 from peer.config.schema import CodecName, ExchangeConfig
-from peer.exchange.average import Exchange, Verdict, blend
 from peer.exchange.codec import size
 from peer.exchange.guard import Guard, Judgement
 from peer.exchange.modulo import codec_named
@@ -23,8 +22,8 @@ from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.wire import Header
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
-from peer.rounds.contribution import Averaged, Contribution, Vector, parts, scratch
-from peer.rounds.types import Group, Link
+from peer.rounds.contribution import Averaged, Contribution, Exchange, Vector, blend, parts, scratch
+from peer.rounds.types import Group, Link, Verdict
 from tests.unit.virtual import stream_pair, virtual_time
 
 FAST = ExchangeConfig(stall=1.0)  # so that a fault is noticed within a test

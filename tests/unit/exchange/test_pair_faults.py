@@ -12,7 +12,6 @@ import uvloop
 
 from peer import clock
 from peer.config.schema import CodecName
-from peer.exchange.average import Verdict
 from peer.exchange.codec import size
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.protocol import both_ways
@@ -21,7 +20,7 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import PART, Averaged, Contribution, Vector
-from peer.rounds.types import Group, Link, Outcome, Reason
+from peer.rounds.types import Group, Link, Outcome, Reason, Verdict
 from tests.unit.exchange.pair_harness import FAST, PHASE, at_once, header, pair_exchange
 from tests.unit.virtual import run, stream_pair, took
 

@@ -15,7 +15,6 @@ from scipy.fft import dctn, idctn
 from torch import Tensor, nn
 
 from peer.config.methods import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
-from peer.exchange.average import mean_of_senders
 from peer.exchange.group.feedback import mean_of_slices
 from peer.exchange.group.rounding import Rounding
 from peer.outer.dct import basis, tilings
@@ -24,6 +23,7 @@ from peer.outer.diloco import DiLoCo
 from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
+from peer.rounds.contribution import mean_of_senders
 
 
 class Weights(nn.Module):

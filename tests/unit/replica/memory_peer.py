@@ -21,8 +21,8 @@ from peer.config import load
 from peer.data import corpus
 from peer.data.open import validation
 from peer.device.accelerator import pick_device
-from peer.exchange.average import copy_own
 from peer.process import LoopContext
+from peer.rounds.contribution import copy_own
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.config.schema import ExchangeConfig
-from peer.exchange.average import mean_of_senders
 from peer.exchange.codec import pack, unpack
 from peer.exchange.group import all_gather, all_reduce, flow_control
 from peer.exchange.group.all_reduce import AllReduceExchange
@@ -27,7 +26,7 @@ from peer.exchange.group.rounding import Rounding, Slice
 from peer.exchange.group.streams import GroupStreams
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
 from peer.p2p.payload import Channel
-from peer.rounds.contribution import PART, Averaged, Readable, SparseContribution, Vector
+from peer.rounds.contribution import PART, Averaged, Readable, SparseContribution, Vector, mean_of_senders
 from peer.rounds.types import Group, Outcome
 from tests.simulated.checks.ledger import group_mean
 from tests.unit.exchange.group.harness import many
