@@ -61,7 +61,8 @@ class Blocking(Boundary):
         group = self.presence.without_avoided(group)
         with phase("exchange"):
             averaged = self.exchange.average(self.outer.contribution(), group)
-        self.group_weights.note_unheard(averaged)
+        if self.outer.grouping is Grouping.EVERYONE:
+            self.group_weights.note_unheard(averaged)
         self.presence.ended(averaged)
         return averaged
 
