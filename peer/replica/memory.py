@@ -24,7 +24,7 @@ from peer.config.schema import PeerConfig, RunConfig
 from peer.device.accelerator import pick_device, wants_bf16
 from peer.device.copies import has_streams
 from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes, device_memory, shares_host_memory
-from peer.outer.opening import most_coming
+from peer.outer.noloco import most_coming
 from peer.replica import model
 from peer.replica.inner_loop import batch_loss
 from peer.replica.offload import under_way_bytes

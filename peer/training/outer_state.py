@@ -16,8 +16,7 @@ import xxhash
 from torch import Tensor
 
 from peer.outer.method import OuterMethod
-from peer.outer.noloco import NoLoCo
-from peer.outer.opening import PartOpening
+from peer.outer.noloco import NoLoCo, PartOpening
 from peer.rounds.contribution import host_vector, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, State
 from peer.rounds.types import Grouping

@@ -16,8 +16,7 @@ from peer.exchange.modulo import codec_named
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
-from peer.outer.noloco import NoLoCo
-from peer.outer.opening import PartOpening
+from peer.outer.noloco import NoLoCo, PartOpening
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged

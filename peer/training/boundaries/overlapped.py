@@ -17,8 +17,7 @@ from peer.errors import one_line
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.logs import get_logger
-from peer.outer.noloco import NoLoCo
-from peer.outer.opening import PartOpening
+from peer.outer.noloco import NoLoCo, PartOpening
 from peer.p2p.deadline import LEAVING_SECONDS
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Group, Outcome, Reason

@@ -19,7 +19,7 @@ from statistics import median
 import torch
 
 from peer.config.schema import Config
-from peer.outer.opening import PartOpening
+from peer.outer.noloco import PartOpening
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged

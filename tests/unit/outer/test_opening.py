@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from peer.config.methods import NoLoCoConfig
-from peer.outer.noloco import NoLoCo
-from peer.outer.opening import PartOpening
+from peer.outer.noloco import NoLoCo, PartOpening
 from peer.outer.slow_weights import SlowWeights
 from tests.unit.late_device import LateDevice
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from peer.config.methods import DecoupledConfig, NoLoCoConfig
 from peer.exchange.modulo import Modulo
 from peer.outer.decoupled import Decoupled
-from peer.outer.noloco import NoLoCo
-from peer.outer.opening import PartOpening
+from peer.outer.noloco import NoLoCo, PartOpening
 from peer.outer.slow_weights import SlowWeights
 from peer.rounds.contribution import Vector, host_vector, mean_of_senders
 from tests.unit.exchange.group.harness import many
