@@ -36,13 +36,13 @@ def present_members(node: Node, run: str) -> list[MemberRecord]:
     return Reader(node, run).refresh_all()
 
 
-class Members:
-    """Announces this peer and lists the others. ``describe`` makes this peer's current record."""
+class Members(Reader):
+    """The directory as a member has it: it also announces this peer. ``describe`` makes this peer's current record."""
 
     def __init__(self, node: Node, run: str, describe: Callable[[], MemberRecord]) -> None:
-        self._node, self._run, self._describe = node, run, describe
+        super().__init__(node, run)
+        self._describe = describe
         self._names = Newest[str](KEPT_NAMES)  # by id, for reports: a record may come after a meeting
-        self._reader = Reader(node, run)
         self._woken = False
         self._said: MemberRecord | None = None  # as it was written last, without its counters
         self._written = search.Held("", 0.0)
@@ -54,10 +54,6 @@ class Members:
         """Announce from now on, until :meth:`leave`."""
         self._node.own.members = self._relays
         self._node.keep(self._keep_announcing)
-
-    def refresh_all(self) -> list[MemberRecord]:
-        """See :meth:`Reader.refresh_all`."""
-        return self._reader.refresh_all()
 
     def announce(self) -> None:
         """Write this peer's record now, if others would learn something from it."""
@@ -75,30 +71,26 @@ class Members:
         woken, self._woken = self._woken, False
         return woken
 
-    def live(self, *, since: float = 0.0) -> list[MemberRecord]:
-        """See :meth:`Reader.live`."""
-        return self._reader.live(since=since)
-
     def candidates(self) -> list[MemberRecord]:
         """As :meth:`live` without those that are paused, and those met lately even if their records are not found:
         others may fill the directory.
         """
-        now, kept = clock.unix(), self._reader.kept
+        now, kept = clock.unix(), self.kept
         return [
             entry.record
-            for peer_id, entry in list(self._reader.known.items())
+            for peer_id, entry in list(self.known.items())
             if entry.record.state not in ("left", "paused") and max(entry.expires, kept.get(peer_id, 0.0)) > now
         ]
 
     def keep(self, peer_id: str, seconds: float) -> None:
         """A swap with this member has succeeded: it stays a candidate, until it fails to answer."""
-        self._reader.kept[peer_id] = clock.unix() + max(seconds, MET_LIFETIME)
+        self.kept[peer_id] = clock.unix() + max(seconds, MET_LIFETIME)
 
     def name_of(self, peer_id: str, said: str = "") -> str:
         """The name in its record, or in the last one that was asked for here; else the name that it has ``said``, as a
         newcomer comes before its record, if no other member has it; else the end of its id.
         """
-        known = self._reader.known.get(peer_id)  # one look-up: the network thread may drop it meanwhile
+        known = self.known.get(peer_id)  # one look-up: the network thread may drop it meanwhile
         if known is not None:
             self._names[peer_id] = known.record.name
         elif said and peer_id not in self._names and said not in self._all_names():
@@ -106,18 +98,18 @@ class Members:
         return self._names.get(peer_id, peer_id[-6:])
 
     def _all_names(self) -> set[str]:
-        known = list(self._reader.known.values())  # other threads may change both
+        known = list(self.known.values())  # other threads may change both
         return {entry.record.name for entry in known}.union(list(self._names.values()))
 
     def taken_by(self, peer_id: str) -> int:
         """How often it has taken the weights of others, by its record."""
-        known = self._reader.known.get(peer_id)
+        known = self.known.get(peer_id)
         return known.record.taken if known is not None else 0
 
     def forget(self, peer_id: str) -> None:
         """Drop a member that does not answer until its next record is read."""
-        self._reader.kept.pop(peer_id, None)
-        self._reader.known.pop(peer_id, None)
+        self.kept.pop(peer_id, None)
+        self.known.pop(peer_id, None)
 
     def _dialled(self) -> list[MemberRecord]:
         """The members that others can dial: a relay is not their first address."""
@@ -146,7 +138,7 @@ class Members:
             period = WAITING_SECONDS if waits else min(2 * period, records.ANNOUNCE_SECONDS)
 
     async def _look(self) -> None:
-        await self._reader.look(directory.READS)
+        await self.look(directory.READS)
 
     async def _tell(self) -> None:
         if self._said is None or self._said.state != "left":
@@ -157,7 +149,7 @@ class Members:
         known = neighbours(self._node.dht)
         dialled = [it for it in self._dialled() if it.peer_id not in known]
         if dialled and len(known) < search.NEIGHBOURS:
-            member = self._reader.chance.choice(dialled)
+            member = self.chance.choice(dialled)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RPC_TIMEOUT):
                     await get_in_touch(
@@ -171,13 +163,13 @@ class Members:
         now, left, works = clock.unix(), record.state == "left", []
         if self._written.expires > now + records.LIFETIME + CLOCK_TOLERANCE:  # the clock was ahead, and has been set
             self._said, self._written, self._copies = None, search.Held("", 0.0), {}
-        buckets = [*directory.writes(self._node.peer_id, self._reader.members), *(self._copies if left else ())]
+        buckets = [*directory.writes(self._node.peer_id, self.members), *(self._copies if left else ())]
         old = self._written.expires < now + records.LIFETIME - records.WRITTEN_FOR
         if said != self._said or old:
             # the DHT rejects a record that does not expire later than the one that it replaces
             expires = max(now + records.LIFETIME, self._written.expires + 0.01)
             self._said, self._written, self._copies = said, search.Held(records.encode(record), expires), {}
-            if self._reader.chance.random() * self._reader.members < records.RUNS_WRITERS and not left:
+            if self.chance.random() * self.members < records.RUNS_WRITERS and not left:
                 works.append(self._name_run(expires - records.LIFETIME + records.RUNS_LIFETIME))
         works += [self._copy(bucket) for bucket in dict.fromkeys(buckets)]
         async with asyncio.timeout(2 * RPC_TIMEOUT):
@@ -187,9 +179,9 @@ class Members:
         """Write this peer's record to the nodes that keep ``bucket`` and lack it."""
         key, record = records.members_key(self._run, bucket), self._written
         copies = self._copies.setdefault(bucket, set())
-        nodes = self._reader.keepers.get(bucket, [])
+        nodes = self.keepers.get(bucket, [])
         if not nodes and not copies:
-            nodes = await search.keepers(self._node.dht, key, self._reader.anchors(bucket))
+            nodes = await search.keepers(self._node.dht, key, self.anchors(bucket))
         missing = [node for node in nodes if node not in copies]
         if missing:
             copies |= await search.write(self._node.dht, key, self._node.subkey, record, missing)

@@ -228,9 +228,9 @@ class Conduct:
 
     def _check_bounds(self, peer: SimulatedPeer, boundary: Any) -> None:
         presence, count = boundary.presence, len(self._world.peers)
-        reader, now = presence._members._reader, self._world.runtime.unix()
-        ends = {key: max(entry.expires, reader.kept.get(key, 0.0)) for key, entry in reader.known.items()}
-        stale = [reader.known[key].record.name for key, end in ends.items() if end < now - EXPIRED]
+        members, now = presence._members, self._world.runtime.unix()
+        ends = {key: max(entry.expires, members.kept.get(key, 0.0)) for key, entry in members.known.items()}
+        stale = [members.known[key].record.name for key, end in ends.items() if end < now - EXPIRED]
         since = max(self._joined[peer.name], math.inf if peer.process is None else peer.process.thawed)
         if stale and since < self._world.loop.time() - 2 * EXPIRED:  # a newcomer did not read while it took the state
             self._world.violation(f"{peer.name} keeps expired records: {', '.join(stale)}")

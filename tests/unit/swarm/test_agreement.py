@@ -319,7 +319,7 @@ def test_a_partner_has_the_name_of_its_record_whatever_its_proposal_says() -> No
         progress, agreed = SimpleNamespace(phase_seconds=10.0), list[str]()
         boundary = SimpleNamespace(eta=lambda: 1.0, progress=progress)
         members: Any = Members(Mock(), "run", Mock())
-        members._reader.known = {mine.remote: named("mallory")}
+        members.known = {mine.remote: named("mallory")}
         context: Any = SimpleNamespace(node=Mock(), members=members, boundary=boundary)
         agreement: Any = SimpleNamespace(commit=lambda stream, name, *_: agreed.append(name))
         proposals = Proposals(context, Mock(), SimpleNamespace(root=""), agreement)  # type: ignore[arg-type]
@@ -389,11 +389,11 @@ def named(name: str) -> Any:
 def test_a_newcomer_has_the_name_that_it_says_until_its_record_comes_but_not_that_of_another() -> None:
     """It was reported by the end of its id until the next look, for up to 15 seconds."""
     members: Any = Members(Mock(), "run", Mock())
-    members._reader.known = {"id-of-b": named("bob")}
+    members.known = {"id-of-b": named("bob")}
     assert members.name_of("newcomer", "carol") == "carol"
     assert members.name_of("newcomer", "bob") == "newcomer"[-6:]
     assert members.name_of("id-of-b", "carol") == "bob"
-    members._reader.known = {}
+    members.known = {}
     assert members.name_of("newcomer", "bob") == "newcomer"[-6:]  # while bob's record is away
     assert members.name_of("id-of-b", "carol") == "bob"
 
@@ -402,7 +402,7 @@ def test_a_partner_keeps_its_name_while_its_record_is_away() -> None:
     """After a split its records come later than itself, so it was another partner in reports and tests."""
     known = {"id-of-b": SimpleNamespace(record=SimpleNamespace(name="bob"))}
     members: Any = Members(Mock(), "run", Mock())
-    members._reader.known = known
+    members.known = known
     assert members.name_of("id-of-b") == "bob"
     known.clear()
     assert members.name_of("id-of-b") == "bob"

@@ -86,7 +86,7 @@ def test_a_member_that_is_dropped_while_its_name_is_looked_up_costs_the_training
     node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", anchors=list, dht=None)
     members = Members(node, "demo", lambda: member_record("QmA"))
     record = member_record("QmB")
-    members._reader.known = Shrinking(QmB=Entry(record, clock.unix() + LIFETIME))
+    members.known = Shrinking(QmB=Entry(record, clock.unix() + LIFETIME))
     assert members.name_of("QmB") == record.name
 
 

@@ -28,7 +28,7 @@ def context() -> SwarmContext:
     for name in "ABC":
         state = "paused" if name == "C" else "training"
         record = member_record(f"Qm{name}").model_copy(update={"state": state})
-        members._reader.known[record.peer_id] = Entry(record, clock.unix() + 20)
+        members.known[record.peer_id] = Entry(record, clock.unix() + 20)
         members.keep(record.peer_id, 60.0)  # all were met lately
     return context_of(node, members)
 
