@@ -28,6 +28,7 @@ from peer.swarm.state_transfer.donor import (
     STATE_STALL,
     STATE_TIMEOUT,
     DonorFull,
+    StateHeader,
     StateReceived,
     StateRequest,
 )
@@ -88,15 +89,7 @@ async def download(
         answer = await stream.receive(STATE_ANSWER, copy_limit(partial.size, STATE_TIMEOUT))
         if isinstance(answer, DonorFull):
             raise DonorBusy("serves other newcomers, or has served this one often")
-        if (answer.vectors, answer.numel) != (len(partial.room), partial.room[0].numel()):
-            raise BadMessage(f"a state of {answer.vectors} × {answer.numel} elements does not fit")
-        if answer.first not in (0, partial.have):
-            raise BadMessage(f"a state from part {answer.first} on does not go on after {partial.have}")
-        if answer.round < least:
-            raise DonorBehind
-        step = answer.step + answer.phase_steps_done
-        if answer.round > most[0] or step > most[1] or not answer.lineage.fits(answer.round):
-            raise BadMessage(f"its state is of round {answer.round}, step {step}: more than since its record")
+        _require_fitting(answer, partial, least, most)
         partial.have, partial.lineage, partial.round = answer.first, answer.lineage, answer.round
         size = sum(room.nbytes for room in partial.missing())
         await agree(stream, request.bulk, answer.bulk)
@@ -119,6 +112,19 @@ async def download(
         raise UserError(f"this configuration is not the swarm's: {what}") from None
     finally:
         stream.close()
+
+
+def _require_fitting(answer: StateHeader, partial: PartialState, least: int, most: tuple[float, float]) -> None:
+    """Raises :class:`BadMessage` or :class:`DonorBehind` for a state that :func:`download` was not asked for."""
+    if (answer.vectors, answer.numel) != (len(partial.room), partial.room[0].numel()):
+        raise BadMessage(f"a state of {answer.vectors} × {answer.numel} elements does not fit")
+    if answer.first not in (0, partial.have):
+        raise BadMessage(f"a state from part {answer.first} on does not go on after {partial.have}")
+    if answer.round < least:
+        raise DonorBehind
+    step = answer.step + answer.phase_steps_done
+    if answer.round > most[0] or step > most[1] or not answer.lineage.fits(answer.round):
+        raise BadMessage(f"its state is of round {answer.round}, step {step}: more than since its record")
 
 
 async def _receive_parts(stream: Stream, partial: PartialState) -> None:
