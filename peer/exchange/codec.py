@@ -94,6 +94,12 @@ def size(name: CodecName, numel: int) -> int:
             return blocks * (BLOCK * BITS[name] // 8 + BLOCK_BYTES)
 
 
+def wrong_size(name: CodecName, said: int, numel: int) -> str:
+    """Why a header that says so many bytes announces no ``numel`` elements; empty when it does."""
+    expected = size(name, numel)
+    return "" if said == expected else f"payload_bytes is {said} there and {expected} here"
+
+
 MOST_FP16 = torch.finfo(torch.float16).max  # 65504
 DTYPES: dict[CodecName, torch.dtype] = {"none": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

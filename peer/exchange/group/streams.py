@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
-from peer.exchange.codec import size
+from peer.exchange.codec import size, wrong_size
 from peer.exchange.group.flow_control import FlowControlledStream
 from peer.exchange.group.shown import Contradiction
 from peer.exchange.group.wire import GroupFailure, Hello
-from peer.exchange.pair.wire import Header, objection
+from peer.exchange.pair.wire import Header
 from peer.p2p.bulk.growth import MOST_CONNECTIONS
 from peer.p2p.bulk.offer import agree, offer
 from peer.p2p.deadline import together
@@ -170,7 +170,7 @@ class GroupStreams:
         theirs = theirs or await stream.receive(Hello, self._stall)
         if (theirs.token, theirs.index) != (mine.token, place):
             raise BadMessage("it names another group")
-        refusal = objection(theirs.header, self._numel)
+        refusal = wrong_size(theirs.header.codec, theirs.header.payload_bytes, self._numel)
         if refusal:
             raise GroupFailure(place, Outcome.REFUSED, f"{seat.name}: {refusal}")
         await agree(stream, mine.bulk, theirs.bulk)

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from peer import clock
 from peer.config.schema import CodecName, ExchangeConfig
-from peer.exchange.codec import Codec, size
+from peer.exchange.codec import Codec, size, wrong_size
 from peer.exchange.guard import Guard, Judgement, share
-from peer.exchange.pair.wire import Unusable, exchange_headers, exchange_verdicts
+from peer.exchange.pair.wire import Acknowledgement, Header, Unusable
+from peer.p2p.bulk.offer import agree, offer
 from peer.p2p.deadline import THREAD_GRACE, in_time, running, unless_away
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import CorruptPart, send_parts
@@ -107,7 +108,7 @@ class PairProtocol:
     ) -> Verdict:
         """From the headers to the verdicts."""
         min_stall = self.settings.stall
-        header = await exchange_headers(stream, self.numel, self.codec, group, min_stall)
+        header = await self._exchange_headers(stream, group)
         judgement.ahead, judgement.share = header.round - group.round, share(header.tokens, group.tokens)
         part_seconds = PART_STEPS * (group.step_seconds + header.pace) if group.step_seconds else 0.0
         stall = max(min_stall, min(part_seconds, LONGEST_STALL_SHARE * self._time_limit(group, min_stall)))
@@ -124,6 +125,32 @@ class PairProtocol:
             return await exchange_verdicts(stream, judgement.verdict(fingerprint), answer)
 
         return await in_time(unless_away(swap(), self.away), bytes_left, self._time_limit(group, stall))
+
+    async def _exchange_headers(self, stream: Stream, group: Group) -> Header:
+        """The partner's header; raises :class:`Unusable` when it does not fit ours. Parts may go over direct
+        connections then, if both want that.
+        """
+        codec, stall = self.codec, self.settings.stall
+        payload_bytes = size(codec.sends, self.numel)
+        own = Header(
+            codec=codec.sends,
+            payload_bytes=payload_bytes,
+            round=group.round,
+            tokens=group.tokens,
+            expects=codec.expects,
+            pace=group.step_seconds,
+            bulk=offer(stream, payload_bytes),
+        )
+        await stream.send(own, stall)
+        header = await stream.receive(Header, stall)
+        refusal = wrong_size(header.codec, header.payload_bytes, self.numel)
+        if header.codec not in codec.understands:
+            refusal = f"codec is {header.codec} there and {codec.sends} here"
+        if refusal:
+            raise Unusable(Verdict(Outcome.REFUSED, detail=refusal, reason=Reason.HEADER))
+        await agree(stream, own.bulk, header.bulk)
+        codec.meet(header.expects)
+        return header
 
     def _time_limit(self, group: Group, stall: float) -> float:
         return swap_limit(stall, self.settings.max_phases, group.phase_seconds)
@@ -142,6 +169,26 @@ async def both_ways(receiving: Coroutine[Any, Any, bytes], sending: Coroutine[An
         received = await receive
         await send
         return received
+
+
+async def exchange_verdicts(stream: Stream, verdict: Verdict, limit: float) -> Verdict:
+    """After all parts: exchange the verdicts, each in ``limit`` seconds. A side merges when both are "merged"."""
+    mine = Acknowledgement(verdict=verdict.outcome, detail=verdict.detail[:200])
+    try:
+        if stream.initiator:
+            await stream.send(mine, limit)
+            theirs = await stream.receive(Acknowledgement, limit)
+        else:
+            theirs = await stream.receive(Acknowledgement, limit)
+            await stream.send(mine, limit)
+            await stream.until_closed(limit)
+    except (TimeoutError, StreamLost, BadMessage):
+        if verdict.outcome is Outcome.MERGED:
+            raise
+        return verdict  # our objection says more than the loss of the partner
+    if verdict.outcome is Outcome.MERGED and theirs.verdict is not Outcome.MERGED:
+        return Verdict(Outcome.REFUSED, detail=f"the partner refused: {theirs.verdict} {theirs.detail}".strip())
+    return verdict
 
 
 async def as_verdict(swap: Coroutine[Any, Any, Verdict], stream: Stream, stall: float) -> Verdict:
