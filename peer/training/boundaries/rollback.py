@@ -3,19 +3,20 @@
 The guard bounds how far a contribution moves the weights, not in which direction. Along the gradient of the loss a
 hostile one can double the loss within the distance that honest peers need. The first losses after the merge show that
 at no cost. A batch of unusual text shows the same, so the loss with and without the merge decides, on the same
-validation batches, where there are any (rounds/jump_rule.py). In a program's own loop there are none, and one batch may
-have no finite loss and do no harm (all its labels are masked), so only two in succession count. The outer step is
-linear in the mean, so until the next boundary the merge can be undone: its corrections are subtracted from θ, φ and δ
-(:meth:`NoLoCo.amend`). After a jump θ becomes φ in the corrected parts, so what was trained there since their outer
-step is dropped. Where no loss jumps and the validation batches decide before the next merge
-(:meth:`Rollback.judge_before_next`), it remains.
+validation batches, where there are any. In a program's own loop there are none, and one batch may have no finite loss
+and do no harm (all its labels are masked), so only two in succession count. The outer step is linear in the mean, so
+until the next boundary the merge can be undone: its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`).
+After a jump θ becomes φ in the corrected parts, so what was trained there since their outer step is dropped. Where no
+loss jumps and the validation batches decide before the next merge (:meth:`Rollback.judge_before_next`), it remains.
+
+All losses are in nats a token. NaN is above everything, so "above" is written ``not … <=`` here.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -25,11 +26,14 @@ from peer.device.copies import Copied, copied_scalar
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, parts
-from peer.rounds.jump_rule import HARM, JUMP, harmful, jumped, pooled
 from peer.training.outer_state import OuterState
 
 JUDGES = 16  # inner steps whose losses judge a merge
 USUAL_LOSSES = 16  # recent losses that are usual, or those of the last phase
+JUMP = 1.1  # times the usual loss: so much may the loss be; after honest merges the median is 0.97
+SPREADS = 4.0  # and so many standard deviations above it, of a mean of as many losses: single batches scatter
+SURE = 2.0  # standard errors of the difference by batch: a few short batches scatter by more than ``HARM``
+HARM = 1.02  # times the loss without the merge, on the same batches, for a whole merge; half of one may do some harm
 
 Sample = Callable[[], Sequence[float]]
 
@@ -185,3 +189,38 @@ class Rollback:
 
 def _words(loss: float, without: float) -> str:
     return f"the loss was {loss:.4g} with this partner's weights and {without:.4g} without them"
+
+
+def jumped(losses: Sequence[float], usual: float, spread: float) -> float | None:
+    """The mean of the last losses, as many as show a jump; ``None`` when none do. ``spread``: standard deviation of a
+    usual loss.
+    """
+    total = 0.0
+    for count, loss in enumerate(reversed(losses), 1):
+        total += loss
+        if not total <= count * max(JUMP * usual, usual + SPREADS * spread / math.sqrt(count)):
+            return total / count
+    return None
+
+
+def harmful(merged: Sequence[float], without: Sequence[float], bound: float) -> bool:
+    """Is the mean loss with the merge more than ``bound`` times that without it and, where it is no jump, by more than
+    chance? Losses are by batch, of the same batches.
+    """
+    with_it, alone, count = fmean(merged), fmean(without), len(merged)
+    differences = [one - two for one, two in zip(merged, without, strict=True)]
+    square = sum((it - fmean(differences)) ** 2 for it in differences)
+    error = math.sqrt(square / (count * (count - 1))) if count > 1 else 0.0
+    sure = not with_it <= JUMP * alone or not fmean(differences) <= SURE * error
+    return sure and not with_it <= bound * alone
+
+
+def pooled(reports: Iterable[tuple[int, float, float]]) -> tuple[float, float]:
+    """Mean and standard deviation of all losses, by the number, mean and standard deviation of each report's; NaN for
+    the deviation of one loss.
+    """
+    known = [(count, loss, spread if count > 1 else 0.0) for count, loss, spread in reports]
+    total = sum(count for count, _, _ in known)
+    mean = sum(count * loss for count, loss, _ in known) / total
+    squares = sum((count - 1) * spread**2 + count * (loss - mean) ** 2 for count, loss, spread in known)
+    return mean, math.sqrt(squares / (total - 1)) if total > 1 else math.nan

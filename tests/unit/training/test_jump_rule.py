@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.rounds.jump_rule import HARM, JUMP, harmful, jumped, pooled
+from peer.training.boundaries.rollback import HARM, JUMP, harmful, jumped, pooled
 
 LOSSES = st.lists(st.integers(1, 80).map(lambda it: it / 8), min_size=2, max_size=30)
 
