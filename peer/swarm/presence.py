@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor
 
 from peer import clock
-from peer.config.schema import SwarmRunConfig
+from peer.config.schema import RendezvousConfig, SwarmRunConfig
 from peer.errors import RunError
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
@@ -82,11 +82,7 @@ class Presence:
         )
         self.take_state = partial(take_state, self._context)
         self.start_barrier = StartBarrier(self._context, self.announce)
-        self.matching = Matching()
-        if grouping is Grouping.PAIR:
-            self.matching = PairMatching(self._context, run.rendezvous, self.origin)
-        elif grouping is Grouping.EVERYONE:
-            self.matching = GroupMatching(self._context, run.rendezvous.patience, equal=equal_replicas)
+        self.matching = _matching(grouping, self._context, run.rendezvous, self.origin, equal=equal_replicas)
         self._group = Group(0)
         self._announced = False
         self._donor: Donor | None = None
@@ -272,6 +268,17 @@ class Presence:
             root=self.origin.root,
             taken=self._taken,
         )
+
+
+def _matching(
+    grouping: Grouping, context: SwarmContext, settings: RendezvousConfig, origin: Origin, *, equal: bool
+) -> Matching:
+    """How the members of ``grouping`` find one another. ``equal``: the method's replicas are."""
+    if grouping is Grouping.PAIR:
+        return PairMatching(context, settings, origin)
+    if grouping is Grouping.EVERYONE:
+        return GroupMatching(context, settings.patience, equal=equal)
+    return Matching()
 
 
 async def _close(link: Link) -> None:
