@@ -131,9 +131,7 @@ class Membership:
         if not settings.overlap:
             return Blocking(*parts, self._exchange(), validation=validation)
         codec = codec_named(settings.codec, numel)
-        exchange = OverlappedPairExchange(
-            network=self.node, numel=numel, codec=codec, settings=settings, guard=Guard()
-        )
+        exchange = OverlappedPairExchange(network=self.node, numel=numel, codec=codec, settings=settings, guard=Guard())
         self._stack.callback(exchange.close)
         return Overlapped(*parts, exchange, validation=validation)
 

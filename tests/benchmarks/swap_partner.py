@@ -45,9 +45,7 @@ def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[MemberNo
 
 def bench_exchange(node: MemberNode, numel: int) -> PairExchange:
     """An fp32 exchange that accepts any contribution."""
-    return PairExchange(
-        network=node, numel=numel, codec=Cast("none"), settings=ExchangeConfig(), guard=Unguarded()
-    )
+    return PairExchange(network=node, numel=numel, codec=Cast("none"), settings=ExchangeConfig(), guard=Unguarded())
 
 
 class Pairing:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from peer import clock
 from peer.exchange.codec import size
-from peer.exchange.pair.mailbox import OpenPart, OpeningPace, SwapMailbox
+from peer.exchange.pair.mailbox import OpeningPace, OpenPart, SwapMailbox
 from peer.exchange.pair.protocol import PairProtocol, Transfer
 from peer.exchange.pair.wire import Unusable
 from peer.p2p.payload import receive_parts

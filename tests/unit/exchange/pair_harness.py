@@ -40,9 +40,7 @@ def header(numel: int, round: int = 0, codec: CodecName = "none", **told: float)
 def pair_exchange(
     network: LoopThread, numel: int, codec: CodecName = "none", settings: ExchangeConfig = FAST
 ) -> PairExchange:
-    return PairExchange(
-        network=network, numel=numel, codec=codec_named(codec, numel), settings=settings, guard=Guard()
-    )
+    return PairExchange(network=network, numel=numel, codec=codec_named(codec, numel), settings=settings, guard=Guard())
 
 
 def judge(own: Contribution, theirs: Tensor, judgement: Judgement) -> Verdict:

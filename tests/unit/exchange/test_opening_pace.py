@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from peer.exchange.pair.mailbox import LEAST_OPEN, OpeningPace
 
+from peer.exchange.pair.mailbox import LEAST_OPEN, OpeningPace
 
 
 def test_as_many_are_open_as_land_in_two_inner_steps() -> None:
