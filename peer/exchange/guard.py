@@ -184,13 +184,9 @@ class Judgement:
         self.guard.remember(self.partner, digest)
         notes = [f"clipped to {self.least:.2g}"] if self.least < 1 else []
         notes += [self._unresolved_in_words] if self.unresolved * BLOCK > SAID_UNRESOLVED * self.numel else []
-        return Verdict(Outcome.MERGED, self._distance, ", ".join(notes))
-
-    @property
-    def _distance(self) -> float:
-        """‖own − theirs‖ / ‖own‖ over what was resolved: the rest is further away and not 0."""
-        resolved = max(0.0, 1 - self.unresolved * BLOCK / self.numel) * self.own
-        return math.sqrt(self.apart / resolved) if resolved else 0.0
+        resolved = max(0.0, 1 - self.unresolved * BLOCK / self.numel) * self.own  # the rest is further away, and not 0
+        distance = math.sqrt(self.apart / resolved) if resolved else 0.0
+        return Verdict(Outcome.MERGED, distance, ", ".join(notes))
 
     @property
     def _unresolved_in_words(self) -> str:

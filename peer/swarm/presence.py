@@ -171,21 +171,17 @@ class Presence:
             self.avoid(culprit, averaged.outcome, certain=averaged.certain)
         self.matching.ended(self._group, averaged)
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
-        if merged:
-            self._proved(self._group)
+        if merged:  # all members of the group have done what they had to
+            phase_seconds = self._context.boundary.progress.phase_seconds or 0.0
+            for link in self._group.links:
+                self._node.proven.add(link.peer_id)
+                self._context.backoff.forgive(link.peer_id)  # its group's leader has let it in
+                self._members.keep(link.peer_id, KEPT_PHASES * phase_seconds)
             if self._group.assembly is not None:
                 self.origin.with_group(self._counters.round, self._step())
         if partner and (merged or averaged.strange):
             chosen, ahead, taken = averaged.chosen, averaged.ahead, self._members.taken_by(partner)
             self._divergence.note(partner, divergent=not merged, chosen=chosen, ahead=ahead, taken=taken)
-
-    def _proved(self, group: Group) -> None:
-        """Its members have done what they had to."""
-        phase_seconds = self._context.boundary.progress.phase_seconds or 0.0
-        for link in group.links:
-            self._node.proven.add(link.peer_id)
-            self._context.backoff.forgive(link.peer_id)  # its group's leader has let it in
-            self._members.keep(link.peer_id, KEPT_PHASES * phase_seconds)
 
     def avoid(self, peer_id: str, outcome: Outcome, *, certain: bool = True) -> None:
         """A round failed because of this member: leave it out for a while. A time-out is no offence of one with which
