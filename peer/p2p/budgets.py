@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer import clock
+from peer.rounds.backoff import Proven
 from peer.rounds.types import Newest
 
 COUNTED = 4096  # ids
-PROVEN = 256  # ids
 
 
 @dataclass(frozen=True)
@@ -50,27 +50,6 @@ STATE_REQUESTS = Rate(each=1 / 60, all=1 / 15, burst=240)  # that are given: eac
 DIALBACKS = Rate(each=1 / 2, all=5, burst=60)  # questions; each: an IP address
 SPEED_TESTS = Rate(each=1 / 300, all=1 / 180, burst=1800)  # of 16 MiB and 4 s at most, one at a time (speed.py)
 PACE = 0.1  # seconds between two attempts to spend, at least
-
-
-class Proven:
-    """The ids with which a swap has succeeded last."""
-
-    def __init__(self) -> None:
-        self._ids = Newest[None](PROVEN)
-
-    def add(self, peer_id: str) -> None:
-        """A swap with it has succeeded."""
-        self._ids[peer_id] = None
-
-    def discard(self, peer_id: str) -> None:
-        """It has failed this peer."""
-        self._ids.pop(peer_id, None)
-
-    def newest_first(self) -> list[str]:
-        return [*reversed(self._ids)]
-
-    def __contains__(self, peer_id: str) -> bool:
-        return peer_id in self._ids
 
 
 class Spending:

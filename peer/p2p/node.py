@@ -18,7 +18,7 @@ from peer.p2p.addresses import direct_ways, owner_of, relay_of, tcp_of
 from peer.p2p.admission.dht_rules import Authority, keep_revocations
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Gate
 from peer.p2p.bandwidth import Bandwidth
-from peer.p2p.budgets import HOPS, RESERVATION_STREAMS, STREAM_OPENINGS, STREAMS, Limit, Places, Proven, Spending
+from peer.p2p.budgets import HOPS, RESERVATION_STREAMS, STREAM_OPENINGS, STREAMS, Limit, Places, Spending
 from peer.p2p.bulk.offer import BulkPort
 from peer.p2p.daemon import Daemon
 from peer.p2p.dht.anchors import anchors_of
@@ -33,6 +33,7 @@ from peer.p2p.reachability.decide import Reachability, decide
 from peer.p2p.reachability.own_addresses import RESERVATION_TIMEOUT, OwnAddresses
 from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream, StreamLost
+from peer.rounds.backoff import Proven
 
 log = get_logger("node")
 Handler = Callable[[Stream], Awaitable[None]]

@@ -21,10 +21,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from peer import clock
-from peer.p2p.budgets import SPEED_TESTS, Proven, Spending
+from peer.p2p.budgets import SPEED_TESTS, Spending
 from peer.p2p.deadline import running
 from peer.p2p.payload import receive_parts, send_parts
 from peer.p2p.stream import MESSAGE_TIMEOUT, Message, Open, Refusal, Stream, StreamLost
+from peer.rounds.backoff import Proven
 from peer.rounds.transfer_rule import IN_BUFFERS, LEAST_RATE
 
 SPEED_PROTOCOL = "noloco/speed/1"

@@ -1,4 +1,4 @@
-"""Which peers failed this peer, and for how long it leaves them out. Pure but for the clock."""
+"""Which peers failed this peer, and for how long it leaves them out; which did well last. Pure but for the clock."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from peer.rounds.types import Newest
 
 BACKOFF_PHASES = 4.0  # inner phases for which a peer is left out after its first offence
 KEPT = 1000  # ids
+PROVEN = 256  # ids
 DOUBLINGS = 5  # the time doubles with each further offence, at most this often
 FORGIVEN = 3  # offences; after more of them a swap that succeeds does not end the backoff
 MEMORY = 20.0  # an offence is forgotten after this many times its backoff
@@ -77,3 +78,24 @@ class PeerBackoff:
         if not held.firm:
             held.until = 0.0
         return not held.firm
+
+
+class Proven:
+    """The ids with which a swap has succeeded last."""
+
+    def __init__(self) -> None:
+        self._ids = Newest[None](PROVEN)
+
+    def add(self, peer_id: str) -> None:
+        """A swap with it has succeeded."""
+        self._ids[peer_id] = None
+
+    def discard(self, peer_id: str) -> None:
+        """It has failed this peer."""
+        self._ids.pop(peer_id, None)
+
+    def newest_first(self) -> list[str]:
+        return [*reversed(self._ids)]
+
+    def __contains__(self, peer_id: str) -> bool:
+        return peer_id in self._ids

@@ -54,13 +54,14 @@ from peer.p2p import addresses, greeting, identity
 from peer.p2p.admission import gate
 from peer.p2p.admission.dht_rules import REVOCATIONS, Authority, decode_revocations
 from peer.p2p.admission.invitation import Admission, Certificate, Invitation, Owner, accept, invite
-from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, Proven, Spending
+from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, Spending
 from peer.p2p.dht.authors import Author, owner_of_subkey
 from peer.p2p.dht.requests import RefusedRequest, Requests
 from peer.p2p.dht.whereabouts import Whereabouts
 from peer.p2p.payload import receive_fp32
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.stream import BadMessage, Refusal, Stream, StreamLost
+from peer.rounds.backoff import Proven
 from peer.rounds.contribution import SparseContribution
 from peer.swarm.directory import records
 from peer.swarm.directory.reader import Entry

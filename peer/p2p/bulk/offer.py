@@ -21,13 +21,14 @@ from peer import clock
 from peer.errors import UserError
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import tcp_of
-from peer.p2p.budgets import BULK_TRANSFERS, Places, Proven
+from peer.p2p.budgets import BULK_TRANSFERS, Places
 from peer.p2p.bulk.growth import FIRST_CONNECTIONS, MOST_CONNECTIONS, Growth
 from peer.p2p.bulk.listener import BulkListener, connect
 from peer.p2p.bulk.secure import Credentials
 from peer.p2p.bulk.transfer import TOKEN_BYTES, BulkTransfer, Role
 from peer.p2p.reachability.cloud import find
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
+from peer.rounds.backoff import Proven
 
 log = get_logger("bulk")
 

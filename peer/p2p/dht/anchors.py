@@ -13,9 +13,9 @@ from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
 
 from peer.p2p.addresses import owner_of
-from peer.p2p.budgets import Proven
 from peer.p2p.dht.join import neighbours
 from peer.p2p.dial import parsed_id
+from peer.rounds.backoff import Proven
 
 MOST_INITIAL = 3
 MOST_PROVEN = 2

@@ -26,12 +26,13 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.multiaddr import Multiaddr
 
 from peer import clock
-from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Proven, Spending
+from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Spending
 from peer.p2p.dht.authors import Author, owner_of_subkey
 from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, subkey_text
 from peer.p2p.dht.mended import calls_have_ended, mend_calls
 from peer.p2p.dht.search import FINGERPRINT_BYTES, KNOWN_RECORDS, NEIGHBOURS, SAID, Known, without
 from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, message_classes
+from peer.rounds.backoff import Proven
 from peer.rounds.types import Newest
 
 KEYS = 8  # of one request; each counts as one, and as one more for so many records under it:

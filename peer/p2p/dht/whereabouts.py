@@ -21,9 +21,10 @@ from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
 
 from peer import clock
-from peer.p2p.budgets import DHT_REQUESTS, Proven, Spending
+from peer.p2p.budgets import DHT_REQUESTS, Spending
 from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, MANY, ONE, delimited, message_classes, read_delimited
 from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.rounds.backoff import Proven
 
 KADEMLIA = "/ipfs/kad/1.0.0"
 FIND_NODE, PING = 4, 5  # kinds of a message

@@ -21,9 +21,10 @@ from pydantic import AfterValidator, Field, TypeAdapter
 from peer import __version__, clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_circuit, tcp_of
-from peer.p2p.budgets import DIALBACKS, Proven, Spending
+from peer.p2p.budgets import DIALBACKS, Spending
 from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
 from peer.p2p.stream import MESSAGE_TIMEOUT, Message, Stream
+from peer.rounds.backoff import Proven
 
 log = get_logger("dialback")
 

@@ -16,10 +16,10 @@ from typing import Any
 from peer.errors import one_line
 from peer.logs import get_logger
 from peer.p2p.addresses import is_loopback, is_of_private_network, owner_of, place_of, tcp_of
-from peer.p2p.budgets import Proven
 from peer.p2p.reachability.decide import ASKED, Reachability, Visible, decide, seen_as
 from peer.p2p.reachability.reservations import RELAYS, Reservations
 from peer.p2p.stream import Open
+from peer.rounds.backoff import Proven
 
 log = get_logger("reach")
 

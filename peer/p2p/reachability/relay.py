@@ -25,11 +25,12 @@ from pydantic import Field
 
 from peer import clock
 from peer.logs import fields, get_logger
-from peer.p2p.budgets import CIRCUIT_BYTES, CIRCUITS, RESERVATIONS, Proven, Spending
+from peer.p2p.budgets import CIRCUIT_BYTES, CIRCUITS, RESERVATIONS, Spending
 from peer.p2p.deadline import running
 from peer.p2p.dial import parsed_id
 from peer.p2p.reachability import circuit_messages
 from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Message, Refusal, Stream, StreamLost
+from peer.rounds.backoff import Proven
 
 log = get_logger("relay")
 

@@ -16,11 +16,12 @@ from pydantic import Field, TypeAdapter
 
 from peer import clock
 from peer.logs import fields, get_logger
-from peer.p2p.budgets import STATE_REQUESTS, Proven, Spending
+from peer.p2p.budgets import STATE_REQUESTS, Spending
 from peer.p2p.bulk.offer import BulkOffer, agree, offer
 from peer.p2p.deadline import in_time
 from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
+from peer.rounds.backoff import Proven
 from peer.rounds.contribution import Vector, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, Root, State
 from peer.rounds.transfer_rule import CHECKS, LONGEST_REPEAT_PAUSE, answer_limit, state_limit

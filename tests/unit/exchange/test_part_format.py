@@ -17,10 +17,10 @@ from torch import Tensor
 
 from peer.exchange.group import flow_control
 from peer.exchange.group.flow_control import FlowControlledStream
-from peer.p2p.budgets import Proven
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import Channel
 from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.rounds.backoff import Proven
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.state import State
 from peer.rounds.types import Group, Link, Outcome, Seat

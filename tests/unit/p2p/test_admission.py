@@ -31,11 +31,11 @@ from peer.p2p import identity
 from peer.p2p.admission.dht_rules import REVOCATIONS, Authority, decode_revocations
 from peer.p2p.admission.gate import Gate
 from peer.p2p.admission.invitation import Admission, Certificate, Owner, Revocations, accept, invite
-from peer.p2p.budgets import Proven
 from peer.p2p.dht.authors import Author, owner_of_subkey, peer_id_of
 from peer.p2p.dht.requests import RefusedRequest, Requests
 from peer.p2p.greeting import guest_node, guest_settings
 from peer.p2p.stream import BadMessage, StreamLost
+from peer.rounds.backoff import Proven
 from tests.unit.virtual import stream_pair
 
 OWNER, STRANGER = Owner(Ed25519PrivateKey.generate()), Owner(Ed25519PrivateKey.generate())

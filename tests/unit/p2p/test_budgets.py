@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from peer import clock
-from peer.p2p.budgets import Limit, Places, Proven, Rate, Spending
+from peer.p2p.budgets import Limit, Places, Rate, Spending
+from peer.rounds.backoff import Proven
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from peer.p2p import speed
-from peer.p2p.budgets import SPEED_TESTS, Proven
+from peer.p2p.budgets import SPEED_TESTS
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.speed import SPEED_BYTES, SPEED_SECONDS, Direction, LineSpeed, SpeedTests, line_speed
 from peer.p2p.stream import Stream, StreamLost
+from peer.rounds.backoff import Proven
 from tests.unit.virtual import stream_pair
 
 MBIT = 125_000

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from peer import clock
-from peer.p2p.budgets import Proven
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds import types as rounds
-from peer.rounds.backoff import PeerBackoff
+from peer.rounds.backoff import PeerBackoff, Proven
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import Lineage
 from peer.rounds.types import Outcome, Seat

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from peer import clock
-from peer.p2p.budgets import Proven
 from peer.process import LoopContext
-from peer.rounds.backoff import MEMORY, PeerBackoff
+from peer.rounds.backoff import MEMORY, PeerBackoff, Proven
 from peer.rounds.state import Lineage
 from peer.rounds.types import Seat
 from peer.swarm.context import BoundaryClock, SwarmContext

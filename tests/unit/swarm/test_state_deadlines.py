@@ -14,11 +14,11 @@ import xxhash
 
 from peer import clock
 from peer.exchange.codec import size
-from peer.p2p.budgets import Proven
 from peer.p2p.deadline import TooSlow
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import BadMessage, Stream
+from peer.rounds.backoff import Proven
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.state import NO_ROUNDS, Lineage, State
 from peer.rounds.transfer_rule import CATCH_UP_LEAST, LONGEST_REPEAT_PAUSE, answer_limit

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from peer import clock
 from peer.errors import RunError, UserError
 from peer.logs import LOGGER
-from peer.p2p.budgets import STATE_REQUESTS, Proven
+from peer.p2p.budgets import STATE_REQUESTS
 from peer.p2p.deadline import TooSlow
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.payload import receive_fp32
 from peer.p2p.stream import Stream, StreamLost
 from peer.process import Stop
+from peer.rounds.backoff import Proven
 from peer.rounds.state import State
 from peer.rounds.types import Seat
 from peer.swarm.directory.records import MemberRecord

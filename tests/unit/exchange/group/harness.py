@@ -18,10 +18,10 @@ from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.streams import IncomingStreams
 from peer.p2p.bandwidth import UNLIMITED, Bandwidth
-from peer.p2p.budgets import Proven
 from peer.p2p.bulk.offer import BulkPort
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream, StreamLost
+from peer.rounds.backoff import Proven
 from peer.rounds.contribution import Averaged, Contribution, SparseContribution
 from peer.rounds.types import Assembly, Group, Link, Seat
 from tests.simulated.loop import Process

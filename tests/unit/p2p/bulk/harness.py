@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from peer.p2p.budgets import Proven
 from peer.p2p.bulk import listener, offer
 from peer.p2p.bulk.offer import BulkOffer, BulkPort
 from peer.p2p.payload import receive_parts
 from peer.p2p.stream import Stream
+from peer.rounds.backoff import Proven
 from tests.unit.virtual import stream_pair
 
 HOST = "127.0.0.1"

@@ -17,12 +17,12 @@ from hivemind.proto.dht_pb2 import StoreRequest, StoreResponse
 from hivemind.utils import MSGPackSerializer
 
 from peer.p2p import identity
-from peer.p2p.budgets import Proven
 from peer.p2p.dht import search
 from peer.p2p.dht.authors import Author
 from peer.p2p.dht.join import join_dht
 from peer.p2p.dht.requests import CheckedP2P, RefusedRequest, Requests
 from peer.p2p.dht.search import Held, id_of
+from peer.rounds.backoff import Proven
 
 RUN = "demo/members/0/0"
 KEY = id_of(RUN).to_bytes()

@@ -17,7 +17,7 @@ from hivemind.proto.dht_pb2 import NOT_FOUND, FindRequest, FindResponse, FindRes
 from hivemind.utils import MSGPackSerializer
 
 from peer.p2p import identity
-from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Proven
+from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS
 from peer.p2p.dht import requests
 from peer.p2p.dht.authors import Author, owner_of_subkey
 from peer.p2p.dht.limits import RECORD, SUBKEY_BYTES
@@ -36,6 +36,7 @@ from peer.p2p.dht.requests import (
     place_of_node,
 )
 from peer.p2p.dht.search import NEIGHBOURS, Known, fingerprint
+from peer.rounds.backoff import Proven
 
 KEY = bytes(20)
 

@@ -13,10 +13,10 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, ValueWithExpiration
 
 from peer import clock
-from peer.p2p.budgets import Proven
 from peer.p2p.dht import search
 from peer.p2p.dht.anchors import MOST_INITIAL, MOST_PROVEN, anchors_of
 from peer.p2p.dht.search import ANSWERED_SECONDS, COPIES, FINGERPRINT_BYTES, NEAR_SECONDS, SAID, id_of
+from peer.rounds.backoff import Proven
 from tests.unit.virtual import run
 
 KEY = "demo/members/0/0"

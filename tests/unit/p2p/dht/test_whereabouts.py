@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from hivemind.p2p import PeerID
 
-from peer.p2p.budgets import DHT_REQUESTS, Proven
+from peer.p2p.budgets import DHT_REQUESTS
 from peer.p2p.dht import whereabouts
 from peer.p2p.dht.whereabouts import CLOSEST, FIND_NODE, KADEMLIA_MESSAGES, PING, REQUEST_BYTES, Whereabouts
 from peer.p2p.protobuf import delimited, read_delimited
 from peer.p2p.stream import Stream
+from peer.rounds.backoff import Proven
 from tests.unit.virtual import run, stream_pair
 
 ADD_PROVIDER = 2

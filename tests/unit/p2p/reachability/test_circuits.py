@@ -6,11 +6,12 @@ import pytest
 from hivemind.p2p import PeerID
 
 from peer import clock
-from peer.p2p.budgets import CIRCUITS, Limit, Proven
+from peer.p2p.budgets import CIRCUITS, Limit
 from peer.p2p.reachability import relay
 from peer.p2p.reachability.circuit_messages import LIMIT_EXCEEDED, OK
 from peer.p2p.reachability.relay import Circuit, Relay
 from peer.p2p.stream import Stream
+from peer.rounds.backoff import Proven
 from tests.unit.p2p.reachability.test_relay import Network, held, run
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from peer.p2p.budgets import Proven
 from peer.p2p.reachability import own_addresses
 from peer.p2p.reachability.decide import Reachability
 from peer.p2p.reachability.own_addresses import LOOK_AGAIN_SECONDS, OwnAddresses
+from peer.rounds.backoff import Proven
 from tests.unit.virtual import run as in_virtual_time
 
 ME, HOME, PUBLIC = "QmMe", "/ip4/192.168.1.2/tcp/4001", "/ip4/45.0.0.9/tcp/4001"

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from peer import clock
 from peer.p2p import budgets
 from peer.p2p.bandwidth import BURST, UNLIMITED, Bandwidth
-from peer.p2p.budgets import Limit, Proven, Rate
+from peer.p2p.budgets import Limit, Rate
 from peer.p2p.reachability import circuit_messages, relay, reservations
 from peer.p2p.reachability.relay import Relay
 from peer.p2p.reachability.reservations import Reservations, try_reservation
 from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.rounds.backoff import Proven
 from tests.unit.virtual import line
 from tests.unit.virtual import run as in_virtual_time
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from peer import clock
-from peer.p2p.budgets import Proven
 from peer.p2p.reachability.relay import PONG_TIMEOUT, Granted, Ping, Relay, Reserve
 from peer.p2p.stream import Stream
+from peer.rounds.backoff import Proven
 from tests.unit.virtual import run, stream_pair
 
 
