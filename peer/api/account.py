@@ -25,7 +25,7 @@ class Round:
     step: int  # of the swarm, at its boundary
     outcome: Outcome
     partners: tuple[str, ...]  # names of the peers with which it exchanged
-    seconds: Mapping[str, float]  # by phase, since the last round
+    seconds: Mapping[str, float]  # by activity, since the last round
     idle_share: float  # since the start
     members: int  # live ones, with this peer
     distance: float | None  # of the two contributions of a pair, relative to this peer's own; None: unknown

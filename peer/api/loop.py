@@ -61,7 +61,7 @@ class OuterLoop:
             resources = stack.enter_context(open_resources(config.run, config.peer, named[0][1].device, self._stop))
             self._logfile = resources.folder.path / "peer.log"
             stack.enter_context(logs.attached(resources.folder.name, self._logfile))
-            with resources.phase("join"):
+            with resources.timer("join"):
                 node = member_node(resources)
                 stack.callback(node.stop)
                 connect(node, config.run)
@@ -70,7 +70,7 @@ class OuterLoop:
                 if state is not None:
                     self._state.load_state_dict(state)
                 self._rounds_before_step, self._step_ended = 0, True
-                self._phase, self._progress = resources.phase, resources.context.progress
+                self._timer, self._progress = resources.timer, resources.context.progress
                 self._member = Membership(
                     resources,
                     node,
@@ -82,7 +82,7 @@ class OuterLoop:
                 self._member.join()
             self._length, self._boundary = self._member.phase_length, self._member.make_boundary()
             self._training = stack.enter_context(ExitStack())  # the phase "inner" while the program trains
-            self._phase.lap()
+            self._timer.lap()
             self._begin()
             self._stack = stack.pop_all()
         atexit.register(self._leave)  # if the program ends without close()
@@ -231,7 +231,7 @@ class OuterLoop:
 
     @property
     def last(self) -> Round | None:
-        """How the last round ended: ``outcome``, ``partners``, ``seconds`` by phase."""
+        """How the last round ended: ``outcome``, ``partners``, ``seconds`` by activity."""
         report = self._member.reporter.last
         return None if report is None else Round.of(report)
 
@@ -276,7 +276,7 @@ class OuterLoop:
     def _begin(self) -> None:
         """The program trains."""
         self._length.begin()
-        self._training.enter_context(self._phase("inner"))
+        self._training.enter_context(self._timer("inner"))
         self._boundary.between_steps()
 
     def _cross(self) -> None:

@@ -1,5 +1,9 @@
 """The inner phase: how long it is, when it ends, and how much later others still wait for it.
 
+A *phase*, or inner phase, is the inner steps from one boundary to the next: H of them, fewer at the end of a run.
+``phase_steps`` is its length in steps, ``phase_seconds`` its length in time, ``phase_number`` its number. What a peer
+spends its time on is an activity (telemetry/metrics.py).
+
 The inner loop writes :class:`Progress` once a step (two float stores); the rendezvous reads it.
 """
 
@@ -46,7 +50,7 @@ class Progress:
         self._limit = self._until = math.inf
         self._swap_until, self._usual_swap = 0.0, math.inf
         self.judge_seconds = 0.0  # the longest time in which a merge was judged
-        self.phases = 0  # inner phases begun
+        self.phase_number = 0  # of the current inner phase, from 1; 0 before the first one
 
     def begin(self, remaining: int, steps: int, limit: float = math.inf, following: int | None = None) -> None:
         """An inner phase starts or goes on with ``remaining`` steps to do, for at most ``limit`` seconds.
@@ -58,7 +62,7 @@ class Progress:
         self._following = steps if following is None else following
         self._last = clock.monotonic()
         self._limit, self._until = limit, self._last + limit
-        self.phases += 1
+        self.phase_number += 1
 
     @property
     def swap_seconds(self) -> float:

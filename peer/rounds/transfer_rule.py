@@ -7,7 +7,7 @@ will be done in time at that rate, so its limit bounds what a partner that trick
 from __future__ import annotations
 
 CHECKS = 4  # looks at a transfer within its limit: the first at a quarter of it
-UNSEEN_PHASE = 30.0  # seconds that are assumed for an inner phase before the first inner step
+UNSEEN_PHASE_SECONDS = 30.0  # seconds that are assumed for an inner phase before the first inner step
 LEAST_RATE = 2**20 / 20  # bytes a second (0.42 Mbit/s): what comes more slowly is not worth waiting for
 IN_BUFFERS = 2**20  # bytes between two peers that were sent and not read: in sockets, daemons and windows
 COPY_RATE = 100e6  # bytes a second at which even a busy machine copies the state that it gives away
@@ -21,7 +21,7 @@ def swap_limit(stall: float, max_phases: float, phase_seconds: float | None) -> 
     At least a ``stall`` for each look, so that a pause of the machine is not taken for a slow line where phases are
     short. ``phase_seconds``: ``None`` or 0 before the first inner step.
     """
-    return max(CHECKS * stall, max_phases * (phase_seconds or UNSEEN_PHASE))
+    return max(CHECKS * stall, max_phases * (phase_seconds or UNSEEN_PHASE_SECONDS))
 
 
 def state_limit(size: int, least: float) -> float:

@@ -17,12 +17,12 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.pairing_rule import end_patience
 from peer.rounds.progress import Progress
 from peer.rounds.state import Lineage
-from peer.rounds.transfer_rule import UNSEEN_PHASE
+from peer.rounds.transfer_rule import UNSEEN_PHASE_SECONDS
 from peer.rounds.types import Group
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
 
-LONGER_PHASE = 4.0  # times this peer's own may be another member's inner phase, by which a round is measured
+LONGEST_PHASE_RATIO = 4.0  # of another member's inner phase, by which a round is measured, to this peer's own, at most
 
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 
@@ -42,7 +42,7 @@ class BoundaryClock:
         self.here = False
         self.run_ended = False  # this peer has made its last inner step
         self.swaps_ended = False  # and its last swap
-        self._left_phase = 0  # number of the inner phase whose boundary is over
+        self._left_phase_number = 0  # number of the inner phase whose boundary is over
 
     @contextmanager
     def at_end_of(self, phase_number: int) -> Iterator[None]:
@@ -51,18 +51,18 @@ class BoundaryClock:
         try:
             yield
         finally:
-            self._left_phase = phase_number
+            self._left_phase_number = phase_number
             self.here = False
 
     @property
     def between(self) -> bool:
         """A boundary is over and the next inner phase has not begun: its end is not known yet."""
-        return self.progress.phases == self._left_phase
+        return self.progress.phase_number == self._left_phase_number
 
     @property
     def longest_phase_seconds(self) -> float:
         """Of the longest inner phase that another member is believed to have."""
-        return LONGER_PHASE * (self.progress.phase_seconds or UNSEEN_PHASE)
+        return LONGEST_PHASE_RATIO * (self.progress.phase_seconds or UNSEEN_PHASE_SECONDS)
 
     @property
     def end_patience(self) -> float:
@@ -138,11 +138,11 @@ class Matching:
     def start(self, round: int) -> None:
         """Look for others and answer them, for the boundary that ends ``round``."""
 
-    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
+    def group_for(self, round: int, ended_phase_number: int | None = None) -> Group:
         """The group that averages at the boundary that ends ``round``. Blocks. Called from the training thread, or,
-        with ``ended_phase``, from the helper thread of an overlapped swap.
+        with ``ended_phase_number``, from the helper thread of an overlapped swap.
 
-        ``ended_phase``: number of the inner phase that has ended, if the next one runs meanwhile (pairs only);
+        ``ended_phase_number``: number of the inner phase that has ended, if the next one runs meanwhile (pairs only);
         ``None``: this peer waits at the boundary.
         """
         return Group(round)

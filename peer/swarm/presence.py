@@ -142,9 +142,9 @@ class Presence:
         with contextlib.suppress(TimeoutError, RunError):
             self._members.announce()
 
-    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
+    def group_for(self, round: int, ended_phase_number: int | None = None) -> Group:
         """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""
-        self._group = self.matching.group_for(round, ended_phase)
+        self._group = self.matching.group_for(round, ended_phase_number)
         return self._group
 
     def without_avoided(self, group: Group) -> Group:

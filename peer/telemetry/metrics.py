@@ -1,4 +1,4 @@
-"""A peer's Prometheus series, their HTTP endpoint, and the clock that splits its time into phases."""
+"""A peer's Prometheus series, their HTTP endpoint, and the timer that splits its time into activities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from peer import __version__, clock
 from peer.telemetry.http_server import HttpServer, cannot_listen, series_answer
-from peer.telemetry.series import IDLE_PHASES, OF_PEER, PHASES, PREFIX, SECONDS, running
+from peer.telemetry.series import ACTIVITIES, IDLE_ACTIVITIES, OF_PEER, PREFIX, SECONDS, running
 
 METRICS_PORT = 9464
 KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": partial(Histogram, buckets=SECONDS)}
@@ -65,28 +65,29 @@ class Metrics(Collector):
         return f"{host}:{server.server_port}", server.stop
 
 
-class PhaseClock:
-    """Splits the time since its creation into phases without gaps: time outside all phases counts as ``apply``.
+class ActivityTimer:
+    """Splits the time since its creation into activities without gaps: time outside all of them counts as ``apply``.
 
-    ``synchronize`` waits for the accelerator, so that a phase ends when its work has ended; not at the end of a phase
-    with ``queued``, whose work belongs to the phase that contains it, nor after an error: what the accelerator does
-    may never end then, as with a rank that is lost. One thread enters phases; any thread may read the totals.
+    ``synchronize`` waits for the accelerator, so that an activity ends when its work has ended; not at the end of one
+    with ``queued``, whose work belongs to the activity that contains it, nor after an error: what the accelerator does
+    may never end then, as with a rank that is lost. One thread begins activities; any thread may read the totals.
+    The series, whose names are fixed, call an activity a phase (``phase_seconds_total``, label ``phase``).
     """
 
     def __init__(self, metrics: Metrics, synchronize: Callable[[], None] | None = None) -> None:
         self._metrics, self._synchronize = metrics, synchronize
         self._lock = threading.Lock()
-        self._totals = dict.fromkeys(PHASES, 0.0)
+        self._totals = dict.fromkeys(ACTIVITIES, 0.0)
         self._lap = self._totals.copy()
-        self._phase = "apply"
+        self._activity = "apply"
         metrics["phase_info"].labels("apply").set(1)
         metrics.refresh.append(self._book)
         self._since = clock.monotonic()
 
     @contextmanager
-    def __call__(self, phase: str, *, queued: bool = False) -> Iterator[None]:
-        outer = self._phase
-        self._book(phase)
+    def __call__(self, activity: str, *, queued: bool = False) -> Iterator[None]:
+        outer = self._activity
+        self._book(activity)
         try:
             yield
             if self._synchronize is not None and not queued:
@@ -96,29 +97,29 @@ class PhaseClock:
 
     @property
     def totals(self) -> dict[str, float]:
-        """Seconds of each phase so far, with the current one."""
+        """Seconds of each activity so far, with the current one."""
         self._book()
         return dict(self._totals)
 
     def lap(self) -> dict[str, float]:
-        """Seconds of each phase since the last call."""
+        """Seconds of each activity since the last call."""
         before, self._lap = self._lap, self.totals
-        return {phase: total - before[phase] for phase, total in self._lap.items()}
+        return {activity: total - before[activity] for activity, total in self._lap.items()}
 
     def idle_share(self) -> float:
         """Share of the time that this peer waited for a partner or its tensor; joins and pauses do not count."""
         totals = self.totals
         total = running(totals)
-        return sum(totals[phase] for phase in IDLE_PHASES) / total if total else 0.0
+        return sum(totals[activity] for activity in IDLE_ACTIVITIES) / total if total else 0.0
 
-    def _book(self, phase: str | None = None) -> None:
-        """Add the time until now to the current phase; then ``phase`` begins."""
+    def _book(self, activity: str | None = None) -> None:
+        """Add the time until now to the current activity; then ``activity`` begins."""
         with self._lock:
             now = clock.monotonic()
-            self._totals[self._phase] += now - self._since
-            self._metrics["phase_seconds_total"].labels(self._phase).inc(now - self._since)
+            self._totals[self._activity] += now - self._since
+            self._metrics["phase_seconds_total"].labels(self._activity).inc(now - self._since)
             self._since = now
-            if phase is not None:
-                self._metrics["phase_info"].labels(self._phase).set(0)
-                self._metrics["phase_info"].labels(phase).set(1)
-                self._phase = phase
+            if activity is not None:
+                self._metrics["phase_info"].labels(self._activity).set(0)
+                self._metrics["phase_info"].labels(activity).set(1)
+                self._activity = activity

@@ -19,7 +19,7 @@ from peer.rounds.types import Outcome, Reason
 from peer.swarm.directory.records import LARGEST_LOSS, Report
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.run_log import EVALS, ROUNDS, RowWriter, read_rows
-from peer.telemetry.series import IDLE_PHASES, running
+from peer.telemetry.series import IDLE_ACTIVITIES, running
 from peer.telemetry.trackers import Trackers
 
 log = get_logger("round")
@@ -40,7 +40,7 @@ class BoundaryReport:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One finished round. ``seconds``: by phase, since the last report."""
+    """One finished round. ``seconds``: by activity, since the last report."""
 
     boundary: BoundaryReport
     averaged: Averaged
@@ -172,14 +172,14 @@ class Reporter:
         log.info(fields(step=step, val_loss=loss, **named))
 
     def status(self, totals: Mapping[str, float], members: int) -> Report:
-        """This peer's report for its record; ``totals``: seconds by phase, ``members``: live ones, itself included.
+        """This peer's report for its record; ``totals``: seconds by activity, ``members``: live ones, itself included.
 
         Call it from any thread.
         """
         merged = self._merged
         now = {
             "seconds": round(running(totals), 2),
-            "idle_seconds": round(sum(totals[phase] for phase in IDLE_PHASES), 2),
+            "idle_seconds": round(sum(totals[activity] for activity in IDLE_ACTIVITIES), 2),
             "members": members,
             "merged_ago": round(merged.until(self._now()), 1) if merged else None,
             "refused": tuple((name[:64], count) for name, count in self._refused.most_common(REFUSED_SHOWN)),
@@ -218,7 +218,7 @@ def _row(report: RoundReport) -> dict[str, Any]:
         "outcome": averaged.outcome,
         "detail": averaged.detail,
         "reason": averaged.reason,
-        "seconds": {phase: round(value, 6) for phase, value in report.seconds.items()},
+        "seconds": {activity: round(value, 6) for activity, value in report.seconds.items()},
         "idle_share": report.idle_share,
         "tokens_per_second": inner.tokens / inner.seconds if inner.seconds else 0.0,
         "bytes_sent": averaged.bytes_sent,
@@ -241,7 +241,7 @@ def _tracked(report: RoundReport) -> dict[str, float | None]:
         "outer/idle_share": report.idle_share,
         "outer/distance": averaged.distance,
         "outer/bytes": averaged.bytes_sent + averaged.bytes_received,
-        **{f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()},
+        **{f"seconds/{activity}": seconds for activity, seconds in report.seconds.items()},
     }
 
 

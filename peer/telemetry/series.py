@@ -16,9 +16,9 @@ from typing import Literal
 from peer.rounds.types import Outcome, Reason
 
 PREFIX = "noloco_"
-PHASES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join", "paused")
-IDLE_PHASES = ("match", "exchange")
-OUTSIDE_ROUNDS = ("join", "paused")  # these phases are no time of training, neither idle nor other
+ACTIVITIES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join", "paused")
+IDLE_ACTIVITIES = ("match", "exchange")
+OUTSIDE_ROUNDS = ("join", "paused")  # these activities are no time of training, neither idle nor other
 STATES = ("waiting", "training", "paused", "left", "lost")
 SWARM_EVENTS = ("joined", "left", "lost")
 WARNINGS = ("split", "clock", "straggler", "refused", "config", "stuck", "name")
@@ -29,8 +29,8 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 def running(seconds: Mapping[str, float]) -> float:
-    """The time of the phases of rounds, without ``join`` and ``paused``; idle shares are shares of it."""
-    return sum(value for phase, value in seconds.items() if phase not in OUTSIDE_ROUNDS)
+    """The time of the activities of rounds, without ``join`` and ``paused``; idle shares are shares of it."""
+    return sum(value for activity, value in seconds.items() if activity not in OUTSIDE_ROUNDS)
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ OF_PEER = (
     _counter(
         "phase_seconds_total",
         "Time spent in each phase; match and exchange are idle time, join and paused are outside of rounds.",
-        phase=PHASES,
+        phase=ACTIVITIES,
     ),
-    _gauge("phase_info", "1 for the phase that the peer is in.", phase=PHASES),
+    _gauge("phase_info", "1 for the phase that the peer is in.", phase=ACTIVITIES),
     _counter("rounds_total", "Rounds by outcome of the exchange.", outcome=tuple(Outcome)),
     _counter("refusals_total", "Contributions of partners that were not used, by reason.", reason=tuple(Reason)),
     _counter(

@@ -54,7 +54,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
             stack.enter_context(watching(resources.folder.path, own.hours, resources.context.pause))
         elif own.hours is not None:
             raise UserError("peer.hours: a peer of several ranks cannot pause; leave it out")
-        with resources.phase("join"):
+        with resources.timer("join"):
             pusher = None
             if own.push is not None:
                 pusher = Pusher(own.push, resources.folder.path, signals.stop, MODEL_FILES)
@@ -86,8 +86,8 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
             member.join(lambda: _resume(config, state, checkpoints))
         chance = math.log(run.data.tokenizer.vocabulary)
         others = {name: validation(run, tokens) for name, tokens in text.others.items()}
-        losses = Validation(state, resources.phase, chance, validation(run, text.validation), others)
-        saver = Saver(checkpoints, state, member.reporter, resources.phase, pusher)
+        losses = Validation(state, resources.timer, chance, validation(run, text.validation), others)
+        saver = Saver(checkpoints, state, member.reporter, resources.timer, pusher)
         yield Trainer(config, member, state, saver, losses)
 
 

@@ -10,7 +10,7 @@ from peer.rounds.state import ROOT_BYTES, State
 from peer.rounds.types import Grouping
 from peer.swarm.healing import STALE_ROUNDS, Replacement
 from peer.swarm.presence import Presence
-from peer.telemetry.metrics import PhaseClock
+from peer.telemetry.metrics import ActivityTimer
 from peer.training.outer_state import OuterState
 from peer.training.validation import WORSE, Validation
 
@@ -58,7 +58,9 @@ def _note(state: OuterState, presence: Presence, *, alone: bool, taken: bool) ->
     presence.origin.note(alone=alone, taken=taken, round=own.round, step=own.boundary_step, root=own.root)
 
 
-def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validation: Validation | None = None) -> bool:
+def join_late(
+    state: OuterState, presence: Presence, timer: ActivityTimer, validation: Validation | None = None
+) -> bool:
     """At a boundary: take the :class:`Replacement` of this peer's weights, if it needs one; returns whether it did.
 
     With ``validation`` only if these weights are good enough.
@@ -68,7 +70,7 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validati
     needed = presence.replacement()
     if needed is None:
         return False
-    with phase("join"):
+    with timer("join"):
         presence.call_off("takes the weights of others")
         taken = _ask(needed, state, presence, validation)
         if taken is not None:

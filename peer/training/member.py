@@ -72,7 +72,7 @@ class Membership:
             counters=state.counters,
             tokens_per_step=tokens_per_step,
             step=lambda: state.inner.step,
-            report=lambda: self.reporter.status(resources.phase.totals, self.presence.size),
+            report=lambda: self.reporter.status(resources.timer.totals, self.presence.size),
             metrics_address=own.metrics.announce or resources.metrics_address,
         )
         self._stack.callback(self.presence.leave)
@@ -86,7 +86,7 @@ class Membership:
         own, presence, counters = self.resources.own, self.presence, self.state.counters
         reached = self.reporter.last_row()
         together = own.start_with > 1
-        with self.resources.phase("join"):
+        with self.resources.timer("join"):
             if resume is not None:
                 resume()
             self._catch_up(reached=reached, same_seed=resume is not None)
@@ -109,13 +109,13 @@ class Membership:
 
     def rejoin(self) -> None:
         """The program has replaced the state: continue from it, or from a newer state of a member."""
-        with self.resources.phase("join"):
+        with self.resources.timer("join"):
             self._catch_up()
             self.reporter.rewind(self.state.counters.round, self.state.inner.step)
 
     def join_late(self, validation: Validation | None = None) -> bool:
         """:func:`catch_up.join_late`, with its report."""
-        replaced = join_late(self.state, self.presence, self.resources.phase, validation)
+        replaced = join_late(self.state, self.presence, self.resources.timer, validation)
         if replaced:
             self.resources.metrics["weights_taken_total"].inc()
         return replaced

@@ -40,7 +40,8 @@ class Counters:
     round: int = 0
     tokens: int = 0
     phase_steps_done: int = 0  # inner steps of this inner phase: a postponed boundary begins a new one
-    phase_tokens: int = 0  # of this round, which may have several inner phases: the weight of its contribution
+    # Of this round, which may have several inner phases: the weight of its contribution. A checkpoint has this name.
+    phase_tokens: int = 0
     boundary_step: int = 0  # the inner loop's step when this inner phase began
     unopened: int | None = None  # first element without the outer step of the phase that ended there; None: all have it
     lineage: Lineage = NO_ROUNDS  # the group rounds that changed the slow weights

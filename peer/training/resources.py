@@ -21,7 +21,7 @@ from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.reachability.cloud import announced
 from peer.p2p.settings import NodeSettings
 from peer.process import LoopContext, Stop
-from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.telemetry.metrics import ActivityTimer, Metrics
 from peer.training import run_folder
 from peer.training.run_folder import RunFolder
 
@@ -39,7 +39,7 @@ class Resources:
     peer_id: str
     metrics: Metrics
     metrics_address: str
-    phase: PhaseClock
+    timer: ActivityTimer
     context: LoopContext
 
 
@@ -66,7 +66,7 @@ def open_resources(run: SwarmRunConfig, own: MemberConfig, device: torch.device,
             peer_id=peer_id,
             metrics=metrics,
             metrics_address=address,
-            phase=PhaseClock(metrics, partial(synchronize, device)),
+            timer=ActivityTimer(metrics, partial(synchronize, device)),
             context=LoopContext(stop=stop),
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from peer import clock
 from peer.hub.beside import Pusher
 from peer.logs import get_logger
-from peer.telemetry.metrics import PhaseClock
+from peer.telemetry.metrics import ActivityTimer
 from peer.telemetry.report import Reporter
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
@@ -34,11 +34,11 @@ class Saver:
         checkpoints: Checkpoints,
         state: PeerState,
         reporter: Reporter,
-        phase: PhaseClock,
+        timer: ActivityTimer,
         pusher: Pusher | None = None,
     ) -> None:
         self.checkpoints, self._state = checkpoints, state
-        self._reporter, self._phase, self._pusher = reporter, phase, pusher
+        self._reporter, self._timer, self._pusher = reporter, timer, pusher
         self._saving: Saving | None = None
 
     def begin(self) -> None:
@@ -47,7 +47,7 @@ class Saver:
         if self._saving is not None:  # the disk still writes the last one
             return
         step, round = self._state.inner.step, self._state.counters.round
-        with self._phase("checkpoint"):
+        with self._timer("checkpoint"):
             written = self.checkpoints.write(step, self._state.scalars(), self._state.tensors())
         worker = clock.worker("checkpoint")
         self._saving = Saving(worker.submit(self.checkpoints.publish, written), step, round)
@@ -60,7 +60,7 @@ class Saver:
         saving, self._saving = self._saving, None
         if saving is None:
             return False
-        with self._phase("checkpoint", queued=True):  # the disk's work alone; after an error the accelerator may hang
+        with self._timer("checkpoint", queued=True):  # the disk's work alone; after an error the accelerator may hang
             try:
                 saved = clock.result(saving.published, DISK_SECONDS)
             except TimeoutError:

@@ -29,12 +29,12 @@ class Trainer:
     ) -> None:
         self.config, self.member, self.state = config, member, state
         self.inner, self.stream, self.counters = state.inner, state.stream, state.counters
-        self.phase, self.context = member.resources.phase, member.resources.context
+        self.timer, self.context = member.resources.timer, member.resources.context
         self.rest = Rest(member, state)
         self.phase_length, self.boundary = member.phase_length, member.make_boundary(validation)
         self.saver, self.validation = saver, validation
         self._failed: RunError | UserError | None = None  # ended the inner phase
-        self.phase.lap()  # the first report begins here
+        self.timer.lap()  # the first report begins here
 
     def run(self) -> None:
         """Train; raises :class:`RunError` when it cannot continue."""
@@ -66,7 +66,7 @@ class Trainer:
     def loop(self) -> None:
         """Rounds until the end, a stop or a pause. After these the resumed peer continues the inner phase."""
         while not self.done():
-            with self.phase("inner"):
+            with self.timer("inner"):
                 inner = self.inner.run(self.batches())
             self.account(inner)
             if self.phase_length.remaining():

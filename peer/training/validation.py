@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer.telemetry.metrics import PhaseClock
+from peer.telemetry.metrics import ActivityTimer
 from peer.training.state import PeerState
 
 WORSE = 1.2  # times this peer's own loss: that with a member's weights, of other rounds, may be so much worse
@@ -32,25 +32,25 @@ class Validation:
     """
 
     state: PeerState
-    phase: PhaseClock
+    timer: ActivityTimer
     chance: float
     batches: Sequence[Tensor]
     others: Mapping[str, Sequence[Tensor]]
 
     def losses(self) -> tuple[float, dict[str, float]]:
         """This replica's losses: on the validation set, and on the other sets by name."""
-        with self.phase("eval"):
+        with self.timer("eval"):
             own = self.own_loss()
             return own, {name: self.state.inner.evaluate(batches) for name, batches in self.others.items()}
 
     def own_loss(self) -> float:
         """This replica's loss on the validation set."""
-        with self.phase("eval"):
+        with self.timer("eval"):
             return self.state.inner.evaluate(self.batches)
 
     def sample_losses(self) -> list[float]:
         """The same on a sample of it, by batch."""
-        with self.phase("eval"):
+        with self.timer("eval"):
             return [self.state.inner.evaluate([batch]) for batch in sample_of(self.batches)]
 
     def loss_of(self, phi: Tensor) -> float:

@@ -18,7 +18,7 @@ from peer.outer.method import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.process import LoopContext, Pause, Stop
 from peer.swarm.connect import connect
-from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.telemetry.metrics import ActivityTimer, Metrics
 from peer.training.member import Membership
 from peer.training.resources import Resources, member_node
 from peer.training.run_folder import RunFolder
@@ -100,20 +100,21 @@ class SimulatedPeer:
             peer_id=self.host.peer_id,
             metrics=metrics,
             metrics_address="",
-            phase=PhaseClock(metrics),
+            timer=ActivityTimer(metrics),
             context=context,
         )
         with ExitStack() as stack:
             node = member_node(resources)
             stack.callback(node.stop)
-            with resources.phase("join"):
+            with resources.timer("join"):
                 connect(node, run)
             member = Membership(resources, node, state, total=run.steps, tokens_per_step=lambda: 64.0)
             stack.callback(member.close)
             member.join(state.resume)
-            validation = Validation(state, resources.phase, CHANCE, [torch.zeros(1, TOKENS + 1)], {})  # type: ignore[arg-type]
+            batches = [torch.zeros(1, TOKENS + 1)]
+            validation = Validation(state, resources.timer, CHANCE, batches, {})  # type: ignore[arg-type]
             checkpoints: Any = DiskCheckpoints(self.disk, self.step_seconds)
-            saver = Saver(checkpoints, state, member.reporter, resources.phase)  # type: ignore[arg-type]
+            saver = Saver(checkpoints, state, member.reporter, resources.timer)  # type: ignore[arg-type]
             self.trainer = Trainer(self.config, member, state, saver, validation)  # type: ignore[arg-type]
             stack.callback(setattr, self, "trainer", None)
             if self.lie:

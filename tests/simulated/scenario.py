@@ -105,7 +105,7 @@ class Scenario:
         return any(fault.at <= now <= fault.at + fault.seconds for fault in mine)
 
     @cached_property
-    def phase(self) -> float:
+    def phase_seconds(self) -> float:
         """Seconds of the slowest peer's inner phase."""
         return self.inner_steps * max(machine.step_seconds for machine in self.machines)
 
@@ -125,13 +125,13 @@ def scenario(
         count = min(count, MOST_OF_A_GROUP)
     seconds = chance.choice(LONG_SECONDS if long else SECONDS)
     rounds = LONG_ROUNDS if long else ROUNDS
-    phase = min(max(seconds * count / rounds * chance.uniform(0.5, 2.0), 0.5), 30.0)
+    phase_seconds = min(max(seconds * count / rounds * chance.uniform(0.5, 2.0), 0.5), 30.0)
     inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
     liar = chance.choice(GROUP_LIES if kind in EVERYONE else LIES) if chance.random() < LIAR else ""
     if liar in GROUP_LIES and (kind == "decoupled" or not long):  # drawn from one when seeds were kept
         lies = (*ACCUSING, NO_ROSTER) if kind == "decoupled" else (*GROUP_LIES, *ACCUSING, NO_ROSTER)
         liar = random.Random(f"group lie {seed}").choice(lies)
-    machines = _machines(chance, count, phase / inner_steps, liar)
+    machines = _machines(chance, count, phase_seconds / inner_steps, liar)
     reservations = RESERVATIONS
     if not long:
         machines, reservations = behind_nats(seed, machines)
@@ -148,12 +148,12 @@ def scenario(
         kind=kind,
         machines=machines,
         faults=tuple(sorted(faults, key=lambda it: it.at)),
-        seconds=seconds + CALM + 6 * phase,
+        seconds=seconds + CALM + 6 * phase_seconds,
         inner_steps=inner_steps,
         numel=chance.choice((300, 2000)),
         codec=_codec(chance, seed, kind, liar, long=long),
         invited=invited,
-        steps=round(0.7 * seconds / phase * inner_steps) if ends else ENDLESS,
+        steps=round(0.7 * seconds / phase_seconds * inner_steps) if ends else ENDLESS,
         reservations=reservations,
     )
 

@@ -132,7 +132,7 @@ class World:
             "inner_steps": scenario.inner_steps,
             "outer": outer,
             "exchange": {"overlap": overlap, "codec": scenario.codec},
-            "rendezvous": {"patience": max(60.0, 2 * scenario.phase)},  # a group waits for its slowest member
+            "rendezvous": {"patience": max(60.0, 2 * scenario.phase_seconds)},  # a group waits for its slowest member
         }
         if self.invitations is not None:
             run |= {"admission": "invite", "owner": self.invitations.public}

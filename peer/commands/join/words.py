@@ -19,9 +19,9 @@ def outlined(config: Config, offer: OfferedRun) -> Iterator[str]:
     whose = f"of {offer.agreeing} of {offer.members} members" if offer.members else "of the last join: nobody is there"
     yield f"{run.name}: the configuration {offer.digest}, {whose}"
     exchange = run.exchange
-    phase = f"{run.inner_time:g} s" if run.inner_time else f"{run.inner_steps} inner steps"
+    length = f"{run.inner_time:g} s" if run.inner_time else f"{run.inner_steps} inner steps"
     swap = f"codec {exchange.codec}{', overlapped' if exchange.overlap else ''}"
-    yield f"method: {run.outer.name}, a round every {phase}, {swap}; {run.steps} steps of {run.inner.optimizer}"
+    yield f"method: {run.outer.name}, a round every {length}, {swap}; {run.steps} steps of {run.inner.optimizer}"
     yield f"model: {_model(run)}"
     data = run.data
     batch = f"{run.batch_size} sequences of {data.sequence_length} tokens a step"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from peer.rounds.types import Outcome
 from peer.telemetry.run_log import EVALS, ROUNDS, Row, RunLog
-from peer.telemetry.series import IDLE_PHASES, running
+from peer.telemetry.series import IDLE_ACTIVITIES, running
 
 
 class Tail:
@@ -71,6 +71,6 @@ class Tail:
         if row["outcome"] == Outcome.MERGED:
             self.partners.update(row["partner"].split(","))
         self.seconds += running(row["seconds"])
-        self.idle_seconds += sum(row["seconds"][phase] for phase in IDLE_PHASES)
+        self.idle_seconds += sum(row["seconds"][activity] for activity in IDLE_ACTIVITIES)
         self._bytes_sent += row["bytes_sent"]
         self._bytes_received += row["bytes_received"]

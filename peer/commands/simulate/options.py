@@ -59,9 +59,9 @@ class Options:
         for name, value in (("--workers", self.workers), ("--swap-steps", self.swap_steps)):
             if value is not None and value < 1:
                 raise UserError(f"{name} {value}: at least 1")
-        swap, phase = self.overlap(config.run), config.run.inner_steps
-        if swap >= phase:
-            raise UserError(f"--swap-steps {swap}: below run.inner_steps ({phase}); --network has longer swaps")
+        swap, inner_steps = self.overlap(config.run), config.run.inner_steps
+        if swap >= inner_steps:
+            raise UserError(f"--swap-steps {swap}: below run.inner_steps ({inner_steps}); --network has longer swaps")
         if any(not 0.01 <= speed <= 100 for speed in self.speeds):
             raise UserError("--speeds: each from 0.01 to 100")
         if ddp and (self.drop or self.delay or set(self.speeds) != {self.speeds[0]}):

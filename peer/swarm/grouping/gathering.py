@@ -60,9 +60,9 @@ class GroupMatching(Matching):
         self._node.call(self._node.serve_members(GATHER_PROTOCOL, self._answer), OPEN_TIMEOUT)
         self._node.keep(self._keep_joined)
 
-    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
+    def group_for(self, round: int, ended_phase_number: int | None = None) -> Group:
         """All members that are at this boundary too; waits for those that announced it."""
-        assert ended_phase is None, "a group of everyone cannot overlap with inner steps"
+        assert ended_phase_number is None, "a group of everyone cannot overlap with inner steps"
         self._round = round - self._ahead
         return self._node.call(self._gather(), self._known.longest(self._node.peer_id) + 60.0)
 
@@ -92,7 +92,7 @@ class GroupMatching(Matching):
     # -- on the network thread: the boundary
 
     async def _gather(self) -> Group:
-        with self._boundary.at_end_of(self._boundary.progress.phases):
+        with self._boundary.at_end_of(self._boundary.progress.phase_number):
             found = await self._found(clock.monotonic() + self._known.longest(self._node.peer_id))
         if found.assembly is not None and not self._equal:
             self._ahead = self._context.counters.round - found.round  # few take the count of another with weights

@@ -76,8 +76,8 @@ class OutOfDate(Message):
 
 
 class Roster(Message):
-    """The group: its members in order. ``round``: the least of theirs. ``phase``: of the leader, 0 before its first
-    step; it bounds the round.
+    """The group: its members in order. ``round``: the least of theirs. ``phase``: seconds of the leader's, 0 before its
+    first step; they bound the round.
     """
 
     kind: Literal["roster"] = "roster"

@@ -32,7 +32,7 @@ class Propose(Message):
     name: Name  # what the proposer calls itself: nobody believes it
     round: Count
     eta: Seconds  # until the proposer's boundary
-    phase: Seconds  # length of the proposer's inner phase
+    phase: Seconds  # of the proposer's inner phase
     root: Root = ""
     run_ended: bool = False  # the proposer has made its last inner step
 

@@ -54,15 +54,15 @@ class PairMatching(Matching):
         self._node.call(self._node.serve_members(MEET_PROTOCOL, self._proposals.answer), OPEN_TIMEOUT)
         self._node.keep(self._proposals.seek)
 
-    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
+    def group_for(self, round: int, ended_phase_number: int | None = None) -> Group:
         """The partner that is at this boundary too, or none. Never waits longer than announced."""
         self._agreement.round = round
         phase_seconds = self._boundary.progress.phase_seconds or 0.0
-        linger = 0.0 if ended_phase is None else LINGER_PHASES * phase_seconds
+        linger = 0.0 if ended_phase_number is None else LINGER_PHASES * phase_seconds
         if self._boundary.run_ended:
             linger = self._patience
         patience = linger + 4 * phase_seconds + 4 * (LATE_SLACK + MESSAGE_TIMEOUT)
-        phase_number = self._boundary.progress.phases if ended_phase is None else ended_phase
+        phase_number = self._boundary.progress.phase_number if ended_phase_number is None else ended_phase_number
         return self._node.call(self._meet(phase_number, linger), patience)
 
     def postpone(self) -> None:

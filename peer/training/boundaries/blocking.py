@@ -36,7 +36,7 @@ class Blocking(Boundary):
             what = fields(round=self.counters.round + 1, outcome=averaged.outcome)
             log.warning("repeating a round without the member that failed: %s detail=%r", what, averaged.detail)
             averaged = _with_bytes_of(averaged, self._attempt())
-        with self.phase("apply"), self.outer.slow.changing:
+        with self.timer("apply"), self.outer.slow.changing:
             if averaged.outcome is Outcome.MERGED and isinstance(self.outer, NoLoCo):
                 correction = self.outer.merge(averaged.mean)
                 self.rollback.begin([(0, correction)], averaged)
@@ -50,8 +50,8 @@ class Blocking(Boundary):
 
     def _attempt(self) -> Averaged:
         """Find a group and exchange."""
-        phase = self.phase
-        with phase("match"):
+        timer = self.timer
+        with timer("match"):
             group = self.presence.group_for(self.counters.round)
             if group.donor is not None:
                 group = self.group_weights.caught_up(group.donor)
@@ -59,7 +59,7 @@ class Blocking(Boundary):
             group = replace(group, tokens=self.counters.phase_tokens, phase_seconds=phase_seconds)
         self.judge()  # after the match: a partner waits longer for the first part than for us to come
         group = self.presence.without_avoided(group)
-        with phase("exchange"):
+        with timer("exchange"):
             averaged = self.exchange.average(self.outer.contribution(), group)
         if self.outer.grouping is Grouping.EVERYONE:
             self.group_weights.note_unheard(averaged)
@@ -76,7 +76,7 @@ class Blocking(Boundary):
         last = self.reporter.last
         lost = last is not None and last.averaged.outcome.failed
         if lost and self.outer.equal_replicas and self.phase_length.steps_left <= 0:
-            with self.phase("join"):
+            with self.timer("join"):
                 self.group_weights.take_last()
 
     def _repeats(self, averaged: Averaged) -> bool:

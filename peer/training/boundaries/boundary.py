@@ -40,7 +40,7 @@ class Boundary(ABC):
 
     def __post_init__(self) -> None:
         self.outer, self.counters = self.state.outer, self.state.counters
-        self.phase, self.context = self.resources.phase, self.resources.context
+        self.timer, self.context = self.resources.timer, self.resources.context
         self._merged = False  # the last round
         self.rollback = Rollback(self.state, self._undone, self.validation.sample_losses if self.validation else None)
 
@@ -109,7 +109,7 @@ class Boundary(ABC):
         """A round's exchange has ended."""
         self._merged = averaged.outcome is Outcome.MERGED
         self.context.progress.swap_took(averaged.seconds if self._merged else 0.0)
-        seconds, idle_share = self.phase.lap(), self.phase.idle_share()
+        seconds, idle_share = self.timer.lap(), self.timer.idle_share()
         self.reporter.round(RoundReport(boundary, averaged, seconds, idle_share, self.presence.size))
 
 
@@ -131,7 +131,7 @@ class PhaseLength:
         steps, limit = self.remaining(), math.inf
         if self._run.inner_time is not None:
             limit = self._run.inner_time * steps / self._run.inner_steps
-        following = self._phase(self.steps_left - steps)
+        following = self._steps_of_phase(self.steps_left - steps)
         self._progress.begin(steps, self._run.inner_steps, limit, following)
         self._until = clock.monotonic() + limit
         return steps
@@ -139,9 +139,9 @@ class PhaseLength:
     def remaining(self) -> int:
         """Inner steps to the next boundary."""
         counters = self._state.counters
-        return max(0, self._phase(self._total - counters.boundary_step) - counters.phase_steps_done)
+        return max(0, self._steps_of_phase(self._total - counters.boundary_step) - counters.phase_steps_done)
 
-    def _phase(self, left: float) -> int:
+    def _steps_of_phase(self, left: float) -> int:
         return phase_steps(self._run.inner_steps, max(0.0, left), self._state.outer.grouping, self._swap)
 
     @property

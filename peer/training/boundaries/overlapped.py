@@ -74,7 +74,7 @@ class Overlapped(Boundary):
             return False
         self.await_swap()
         self.judge()
-        self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
+        self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phase_number)
         with self.state.outer.slow.changing:  # a donor copies its state
             self.state.cross_boundary()
             # 0: no element has had its outer step. adopt() sets None, by which _launch() sees that another state came
@@ -95,7 +95,7 @@ class Overlapped(Boundary):
 
     def await_swap(self) -> None:
         """The swap has a deadline of its own. When this peer is away, it is cancelled after ``LEAVING_SECONDS``."""
-        with self.phase("exchange"):
+        with self.timer("exchange"):
             self._launch()
             until = clock.monotonic() + LEAVING_SECONDS
             while self._swap is not None:
@@ -114,7 +114,7 @@ class Overlapped(Boundary):
         if self._swap is None:
             return
         self._swap.abandoned = True
-        with self.phase("exchange"):
+        with self.timer("exchange"):
             until = clock.monotonic() + LEAVING_SECONDS
             while (swap := self._swap) is not None and clock.monotonic() < until:
                 self._drop(swap)
@@ -141,12 +141,13 @@ class Overlapped(Boundary):
             return
         round, progress = self.counters.round - 1, self.context.progress  # cross() has counted it
 
-        ended_phase = ended.number if progress.phases > ended.number else None  # else no inner steps run meanwhile
+        # None: no inner steps run meanwhile
+        ended_phase_number = ended.number if progress.phase_number > ended.number else None
 
         step_seconds = progress.step_seconds
 
         def meet() -> Group:
-            group = self.presence.group_for(round, ended_phase)
+            group = self.presence.group_for(round, ended_phase_number)
             phase_seconds = progress.phase_seconds
             return replace(group, tokens=ended.tokens, phase_seconds=phase_seconds, step_seconds=step_seconds)
 
@@ -171,7 +172,7 @@ class Overlapped(Boundary):
         arrived = [] if swap.harm else mailbox.take_corrections()
         wanted = mailbox.parts_to_open(idle=idle)
         if arrived or wanted or swap.opening:
-            with self.phase("apply", queued=not idle):
+            with self.timer("apply", queued=not idle):
                 for index, correction in arrived:
                     swap.opening.method.amend(mailbox.parts[index][0], correction)
                     swap.corrections.append((mailbox.parts[index][0], correction.bfloat16()))

@@ -28,7 +28,7 @@ class Rest:
 
     def __init__(self, member: Membership, state: PeerState) -> None:
         self._member, self._state = member, state
-        self._phase, self._context = member.resources.phase, member.resources.context
+        self._timer, self._context = member.resources.timer, member.resources.context
         self._device = member.resources.device
 
     def until_resumed(self, *, saved: bool) -> bool:
@@ -41,7 +41,7 @@ class Rest:
         if not pause.requested or stop.requested:
             return not stop.requested
         log.info("paused: %s", fields(step=self._state.inner.step, round=self._state.counters.round))
-        with pause.rest(), self._phase("paused"):
+        with pause.rest(), self._timer("paused"):
             self._context.progress.suspend()
             self._free()
             self._member.presence.announce()

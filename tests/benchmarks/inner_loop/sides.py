@@ -144,7 +144,7 @@ class Watched:
     def _new_round(self) -> None:
         self._steps: dict[str, list[float]] = {"swap": [], "rest": []}
         self._kind, self._began = "", 0.0
-        self._before, self._totals = Spent.now(), self._trainer.phase.totals
+        self._before, self._totals = Spent.now(), self._trainer.timer.totals
 
     def between_steps(self) -> None:
         """The trainer's look at the swap: here one step with its work ends and the next one begins."""
@@ -157,7 +157,7 @@ class Watched:
 
     def cross(self, inner: InnerReport) -> bool:
         """The trainer's boundary, after the round before it was said."""
-        now, totals, last = Spent.now(), self._trainer.phase.totals, self._trainer.member.reporter.last
+        now, totals, last = Spent.now(), self._trainer.timer.totals, self._trainer.member.reporter.last
         phases = {name: total - self._totals[name] for name, total in totals.items()}
         say(
             **now.since(self._before),

@@ -21,7 +21,7 @@ from peer import logs
 from peer.data import corpus
 from peer.data.batches import TokenStream
 from peer.replica import model
-from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.telemetry.metrics import ActivityTimer, Metrics
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.inner_loop.comparison import LENGTH, RUN, inner_loop
 
@@ -80,9 +80,9 @@ def ratio(pairs: int) -> tuple[float, float]:
     inner = inner_loop(model.build(RUN))
     metrics = Metrics()
     metrics.set_build(method=RUN.outer.name, run=RUN.name, config="0" * 64)
-    phase = PhaseClock(metrics, lambda: None)
+    timer = ActivityTimer(metrics, lambda: None)
     ratios, answered, watched = [], 0, 0.0
-    with scraped(metrics) as scraper, phase("inner"):
+    with scraped(metrics) as scraper, timer("inner"):
         for pair in range(-1, pairs):  # the first one warms up
             seconds = {}
             for busy in (True, False) if pair % 2 else (False, True):

@@ -236,15 +236,15 @@ def test_a_member_that_says_to_be_a_million_rounds_further_moves_nobody() -> Non
         assert shares(world, lambda number: number != 3)["merged"] > 0.5
 
 
-@pytest.mark.parametrize(("phase", "count", "after"), [(20.0, 5, 4.9), (3.0, 1, 2.9), (3.0, 40, 0.0)])
+@pytest.mark.parametrize(("phase_seconds", "count", "after"), [(20.0, 5, 4.9), (3.0, 1, 2.9), (3.0, 40, 0.0)])
 def test_members_that_decline_every_proposal_keep_no_others_from_meeting(
-    phase: float, count: int, after: float, monkeypatch: pytest.MonkeyPatch
+    phase_seconds: float, count: int, after: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were never met, so they were asked first in each round: 0.12 and 0.57 of the rounds were merged, or a peer
     waited 1.6 s for its partner. ``after``: seconds in which they answer.
     """
     honest, answer, propose = 6, Proposals.answer, Proposals._propose
-    members, decliners = [machine(phase / 10)] * honest, [machine(phase / 10)] * count
+    members, decliners = [machine(phase_seconds / 10)] * honest, [machine(phase_seconds / 10)] * count
 
     async def answers(self: Proposals, stream: Any) -> None:
         if int(self._node.member.name.removeprefix("peer")) < honest:
@@ -259,7 +259,7 @@ def test_members_that_decline_every_proposal_keep_no_others_from_meeting(
 
     monkeypatch.setattr(Proposals, "answer", answers)
     monkeypatch.setattr(Proposals, "_propose", proposes)
-    with in_a_folder(replace(swarm(*members, *decliners, seconds=25 * phase), kind="blocking")) as world:
+    with in_a_folder(replace(swarm(*members, *decliners, seconds=25 * phase_seconds), kind="blocking")) as world:
         world.run()
         found = shares(world, lambda number: number < honest)
         waits = [row["seconds"]["match"] for peer in world.peers[:honest] for row in world.rounds(peer)[4:-1]]

@@ -120,8 +120,9 @@ class Conduct:
                 self._world.violation(f"{peer.name} agrees to meet {name}, which it avoids")
             if peer.pause.active:
                 self._world.violation(f"{peer.name} agrees to meet {name}, and is paused")
-            apart, phase = abs((presence._context.boundary.eta() or 0.0) - said.eta), progress.phase_seconds or 0.0
-            if isinstance(said, Propose) and apart > WINDOW * min(phase, said.phase) + 0.01:
+            apart = abs((presence._context.boundary.eta() or 0.0) - said.eta)
+            phase_seconds = progress.phase_seconds or 0.0
+            if isinstance(said, Propose) and apart > WINDOW * min(phase_seconds, said.phase) + 0.01:
                 self._world.violation(f"{peer.name} agrees to meet {name} {apart:.1f} s from its boundary")
             commit(stream, name, said, own_eta)
 
@@ -138,12 +139,13 @@ class Conduct:
             judged.append(loop.time())
             return sample(*given)
 
-        def timed(round: int, ended_phase: int | None = None) -> Group:
+        def timed(round: int, ended_phase_number: int | None = None) -> Group:
             began = loop.time()
-            group: Group = group_for(round, ended_phase)
-            took, phase = loop.time() - began, boundary.context.progress.phase_seconds or 0.0
-            if not (overlapped or grouped) and took > LONGEST_WAIT + 2 * phase and self._ran(peer, began):
-                self._world.violation(f"{peer.name} waited {took:.1f} s for a partner, its phase is {phase:.1f} s")
+            group: Group = group_for(round, ended_phase_number)
+            took, phase_seconds = loop.time() - began, boundary.context.progress.phase_seconds or 0.0
+            if not (overlapped or grouped) and took > LONGEST_WAIT + 2 * phase_seconds and self._ran(peer, began):
+                waited = f"{took:.1f} s for a partner, its phase is {phase_seconds:.1f} s"
+                self._world.violation(f"{peer.name} waited {waited}")
             return group
 
         def crossed(inner: InnerReport) -> bool:
@@ -174,13 +176,13 @@ class Conduct:
             if averaged.outcome is Outcome.CORRUPT and believed and not self._world.network.damaged:
                 self._world.violation(f"{peer.name} calls corrupt what {culprit.name} sent: {averaged.detail}")
 
-    def _check_partners(self, peer: SimulatedPeer, averaged: Averaged, phase: float) -> None:
+    def _check_partners(self, peer: SimulatedPeer, averaged: Averaged, phase_seconds: float) -> None:
         """A meeting that was agreed on before is kept."""
         if averaged.outcome is not Outcome.MERGED or not peer.honest:
             return
         ids, names = (averaged.partner_id,), averaged.partners
         partners = [it for it in self._world.peers if it.host.peer_id in ids or it.name in names]
-        since = self._world.loop.time() - GOODBYE - 2 * phase
+        since = self._world.loop.time() - GOODBYE - 2 * phase_seconds
         for other in partners:
             if since > other.out:
                 self._world.violation(f"{peer.name} merged with {other.name}, which is not invited any more")
@@ -189,7 +191,7 @@ class Conduct:
 
     def _check_backoff(self, peer: SimulatedPeer, presence: Any) -> None:
         now, backoff = self._world.loop.time(), presence._context.backoff
-        phase = presence._context.boundary.progress.phase_seconds or 0.0
+        phase_seconds = presence._context.boundary.progress.phase_seconds or 0.0
         for other in self._world.peers:
             pair = (peer.name, other.name)
             if other is peer or not backoff.avoided(other.host.peer_id):
@@ -212,7 +214,7 @@ class Conduct:
             if event != before or began > until:  # something has happened between them again
                 since = now
             self._avoids[pair] = event, since, held.until
-            if now - since > max(LONGEST_BACKOFF, 8 * phase) + 10:
+            if now - since > max(LONGEST_BACKOFF, 8 * phase_seconds) + 10:
                 self._world.violation(f"{peer.name} avoids {other.name} since {self._avoids.pop(pair)[1]:.0f} s")
 
     def _spoilt(self, peer: SimulatedPeer) -> bool:

@@ -183,7 +183,7 @@ class Promises:
         """It spreads from pair to pair, so it takes rounds; an overlapped swap is agreed a phase before it ends."""
         scenario = self._world.scenario
         phases = (3 if scenario.kind == "overlapped" else 2) * math.log2(len(scenario.machines))
-        if scenario.calm < phases * scenario.phase or not all(map(self._world.relays.reached, training)):
+        if scenario.calm < phases * scenario.phase_seconds or not all(map(self._world.relays.reached, training)):
             return
         roots = defaultdict(list)
         for peer in training:

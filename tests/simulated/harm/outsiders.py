@@ -79,6 +79,6 @@ class Outsider:
                 said.append(self._proposal(trainer.counters.round, context.progress.phase_seconds or 1.0))
         return [framed(it.model_dump_json().encode()) for it in said] + [rubbish(self._chance)]
 
-    def _proposal(self, round: int, phase: float) -> Propose:
+    def _proposal(self, round: int, phase_seconds: float) -> Propose:
         """A good one: only its author is wrong."""
-        return Propose(name="outsider", round=round, eta=self._chance.uniform(0, phase), phase=phase)
+        return Propose(name="outsider", round=round, eta=self._chance.uniform(0, phase_seconds), phase=phase_seconds)

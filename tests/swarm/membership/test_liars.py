@@ -35,14 +35,14 @@ class HostilePeer:
         self._victim = victim
         self._streams: list[Stream] = []  # kept: Python closes what nobody holds, and the victim would be free
 
-    async def propose(self, eta: float, phase: float = PHASE) -> tuple[Accept | Decline, asyncio.StreamWriter]:
+    async def propose(self, eta: float, phase_seconds: float = PHASE) -> tuple[Accept | Decline, asyncio.StreamWriter]:
         stream = await self.node.open_to_member(self._victim.node.peer_id, MEET_PROTOCOL)
         self._streams.append(stream)
-        await stream.send(Propose(name="hostile", round=0, eta=eta, phase=phase), 5)
+        await stream.send(Propose(name="hostile", round=0, eta=eta, phase=phase_seconds), 5)
         return await stream.receive(PROPOSAL_ANSWER, 5), stream.writer
 
-    def propose_now(self, eta: float, phase: float = PHASE) -> Accept | Decline:
-        return self.node.call(self.propose(eta, phase), 15)[0]
+    def propose_now(self, eta: float, phase_seconds: float = PHASE) -> Accept | Decline:
+        return self.node.call(self.propose(eta, phase_seconds), 15)[0]
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def begin(victim: Peer, rounds: int) -> Thread:
 def test_a_time_far_from_the_victims_own_is_declined(two: tuple[Peer, HostilePeer]) -> None:
     victim, hostile = two
     thread = begin(victim, 3)
-    for eta, phase in ((1e7, 1e7), (5 * PHASE, PHASE), (PHASE, 1e-6)):
-        reply = hostile.propose_now(eta, phase)
+    for eta, phase_seconds in ((1e7, 1e7), (5 * PHASE, PHASE), (PHASE, 1e-6)):
+        reply = hostile.propose_now(eta, phase_seconds)
         assert isinstance(reply, Decline) and "apart" in reply.reason, reply
     join_all([thread], 60)
 

@@ -25,7 +25,7 @@ from peer.outer.decoupled import Decoupled
 from peer.outer.slow_weights import SlowWeights
 from peer.rounds.contribution import SparseContribution
 
-NAMES = ("_state", "_boundary", "_training", "_account", "_member", "_length", "_phase", "_progress", "_stop", "_model")
+NAMES = ("_state", "_boundary", "_training", "_account", "_member", "_length", "_timer", "_progress", "_stop", "_model")
 
 
 def watched_loop(step: int = 5, total: int = 100) -> tuple[OuterLoop, Any]:

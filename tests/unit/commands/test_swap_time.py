@@ -68,9 +68,9 @@ def test_a_swap_that_never_ends_in_time_is_a_failure() -> None:
 
 def test_a_blocking_boundary_waits_for_its_swap() -> None:
     blocking = config("run.exchange.overlap=false")
-    phase = SLOW.seconds(size("int8", NUMEL)) / MOST_WAITED
-    assert one(blocking, 1.01 * phase / 50).level == "ok"
-    assert "each boundary waits" in one(blocking, 0.9 * phase / 50).text
+    phase_seconds = SLOW.seconds(size("int8", NUMEL)) / MOST_WAITED
+    assert one(blocking, 1.01 * phase_seconds / 50).level == "ok"
+    assert "each boundary waits" in one(blocking, 0.9 * phase_seconds / 50).text
 
 
 def test_without_a_step_the_seconds_are_said_and_no_share() -> None:

@@ -53,7 +53,7 @@ def swap(
     thread: LoopThread,
     numel: int,
     mbit: float,
-    phase: float,
+    phase_seconds: float,
     codec: CodecName = "none",
     away: Callable[[], bool] = lambda: False,
 ) -> list[Averaged]:
@@ -68,7 +68,7 @@ def swap(
     ]
     for side in sides:
         side.numel, side._buffer = numel, LastPart()  # type: ignore[assignment]
-    groups = [Group(5, (Link("B", "b", stream),), phase_seconds=phase) for stream in streams]
+    groups = [Group(5, (Link("B", "b", stream),), phase_seconds=phase_seconds) for stream in streams]
     works = [
         partial(side.average, Drawn(numel, n), group) for n, (side, group) in enumerate(zip(sides, groups, strict=True))
     ]
@@ -76,7 +76,7 @@ def swap(
 
 
 def test_100_mb_over_5_mbit_merge(thread: LoopThread) -> None:
-    for it in swap(thread, 25_000_000, mbit=5, phase=50):
+    for it in swap(thread, 25_000_000, mbit=5, phase_seconds=50):
         assert (it.outcome, it.seconds) == (Outcome.MERGED, took(160, more=1.0)), it.detail
 
 
@@ -90,20 +90,20 @@ def test_the_layout_of_the_6_8b_over_100_mbit_merges_in_a_hundredth(
     """
     numel = 96_400_000
     assert size(codec, numel) / MBIT == pytest.approx(seconds, rel=0.01)
-    for it in swap(thread, numel, mbit=1, phase=1200, codec=codec):
+    for it in swap(thread, numel, mbit=1, phase_seconds=1200, codec=codec):
         assert (it.outcome, it.seconds) == (Outcome.MERGED, took(seconds, more=10.0)), it.detail
 
 
 def test_who_is_asked_to_stop_ends_a_swap_that_takes_minutes(thread: LoopThread) -> None:
     """It was killed before it had saved: two minutes are given."""
-    first, second = swap(thread, 25_000_000, mbit=5, phase=50, away=lambda: True)
+    first, second = swap(thread, 25_000_000, mbit=5, phase_seconds=50, away=lambda: True)
     assert (first.outcome, first.detail, first.seconds) == (Outcome.TIMEOUT, "asked to stop", took(10, more=1.5))
     assert second.outcome is Outcome.TIMEOUT and second.seconds < 15
     assert not first.culprits and second.culprits  # nobody failed it; the other one was left
 
 
 def test_a_line_on_which_it_is_not_worth_it_ends_it_at_a_quarter_and_says_so(thread: LoopThread) -> None:
-    for it in swap(thread, 25_000_000, mbit=5, phase=10):
+    for it in swap(thread, 25_000_000, mbit=5, phase_seconds=10):
         assert (it.outcome, it.seconds) == (Outcome.TIMEOUT, took(10, more=0.5))
         assert "ing at 4.9" in it.detail and "(40 s are allowed)" in it.detail, it.detail
         assert "it would have taken 1" in it.detail, it.detail

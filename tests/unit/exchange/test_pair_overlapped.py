@@ -70,8 +70,8 @@ class Trainee:
         raise AssertionError("the swap never ended")
 
 
-def with_link(stream: Stream, tokens: int = 1, phase: float = PHASE) -> Callable[[], Group]:
-    return lambda: Group(0, (Link("B", "b", stream),), tokens=tokens, phase_seconds=phase)
+def with_link(stream: Stream, tokens: int = 1, phase_seconds: float = PHASE) -> Callable[[], Group]:
+    return lambda: Group(0, (Link("B", "b", stream),), tokens=tokens, phase_seconds=phase_seconds)
 
 
 def both(
@@ -184,7 +184,7 @@ def against(
     one = Trainee(thread, torch.randn(NUMEL))
     one.pace = pace
     before = one.vector.clone()
-    result = one.swap(with_link(ours, phase=max(PHASE, 20 * pace)))
+    result = one.swap(with_link(ours, phase_seconds=max(PHASE, 20 * pace)))
     playing.cancel()
     return result, one, before
 

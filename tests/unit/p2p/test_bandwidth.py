@@ -105,14 +105,14 @@ def test_a_message_does_not_wait_for_parts() -> None:
 NUMEL = MIB // 2  # two parts
 
 
-def swap(thread: LoopThread, limits: dict[str, str], phase: float) -> list[Averaged]:
+def swap(thread: LoopThread, limits: dict[str, str], phase_seconds: float) -> list[Averaged]:
     """Of two peers of which one is limited."""
     streams = thread.call(stream_pair(), 5)
     limited(streams[0], **limits)
     settings = ExchangeConfig(stall=STALL)
     sides = [pair_exchange(thread, NUMEL, settings=settings) for _ in streams]
     vectors = [torch.randn(NUMEL, generator=torch.Generator().manual_seed(0)) for _ in streams]
-    groups = [Group(0, (Link("B", "b", stream),), phase_seconds=phase) for stream in streams]
+    groups = [Group(0, (Link("B", "b", stream),), phase_seconds=phase_seconds) for stream in streams]
     works = zip(sides, vectors, groups, strict=True)
     return at_once([partial(side.average, Vector(it), group) for side, it, group in works], seconds=1e4)
 
@@ -124,7 +124,7 @@ LIMITS = pytest.mark.parametrize("limits", [{"up": "1mbit"}, {"down": "1mbit"}],
 def test_a_swap_of_a_limited_peer_merges_though_a_part_takes_longer_than_a_stall(
     thread: LoopThread, limits: dict[str, str]
 ) -> None:
-    one, two = swap(thread, limits, phase=60.0)
+    one, two = swap(thread, limits, phase_seconds=60.0)
     assert (one.outcome, two.outcome) == (Outcome.MERGED, Outcome.MERGED), (one.detail, two.detail)
     assert one.seconds == pytest.approx(8 * NUMEL * 4 / 1e6, rel=0.05)
 
@@ -133,7 +133,7 @@ def test_a_swap_of_a_limited_peer_merges_though_a_part_takes_longer_than_a_stall
 def test_a_swap_that_takes_too_long_at_the_limit_is_slow_and_not_dead(
     thread: LoopThread, limits: dict[str, str]
 ) -> None:
-    ends = swap(thread, limits, phase=3.0)
+    ends = swap(thread, limits, phase_seconds=3.0)
     assert [it.outcome for it in ends] == 2 * [Outcome.TIMEOUT]
     said = [it.detail for it in ends]  # who looks first leaves, and the other one sees that
     assert any("too slow" in it for it in said) and not any("no answer" in it for it in said), said
@@ -146,7 +146,7 @@ def test_a_group_with_a_limited_member_merges_though_a_slice_takes_longer_than_a
     """The other two send to it at once: each sees that it reads only now and then, and hears it meanwhile."""
     settings = ExchangeConfig(stall=STALL)
     vectors = [torch.full((3 * NUMEL,), 1.0 + place) for place in range(3)]
-    with many(3, 3 * NUMEL, settings=settings, phase=60.0) as group:
+    with many(3, 3 * NUMEL, settings=settings, phase_seconds=60.0) as group:
         group.members[1].bandwidth = Bandwidth.of(*limits)
         results = group.average([Vector(it) for it in vectors])
     assert [it.outcome for it in results if it] == 3 * [Outcome.MERGED], results

@@ -16,7 +16,7 @@ import yaml
 from dht_bootstrap.findings import AHEAD, BEHIND
 from peer.rounds.types import Reason
 from peer.telemetry.metrics import Metrics
-from peer.telemetry.series import OF_BOOTSTRAP, OF_PEER, PHASES, PREFIX, WARNINGS
+from peer.telemetry.series import ACTIVITIES, OF_BOOTSTRAP, OF_PEER, PREFIX, WARNINGS
 from tests.unit.project.dashboards import BOARDS, GRAFANA, PROMETHEUS, ROOT, Query, board, board_queries, rules
 from tests.unit.project.promql import Known, Unknown, words_in
 
@@ -91,9 +91,10 @@ def test_the_check_of_expressions_finds_errors(wrong: str) -> None:
 def test_phases_have_the_same_numbers_in_rule_and_dashboard() -> None:
     expr = next(rule["expr"] for rule in rules() if rule.get("record") == "peer:noloco_phase:index")
     numbers = {
-        phase: int(number or 1) for number, phase in re.findall(r'(?:(\d) \* )?noloco_phase_info{phase="(\w+)"}', expr)
+        activity: int(number or 1)
+        for number, activity in re.findall(r'(?:(\d) \* )?noloco_phase_info{phase="(\w+)"}', expr)
     }
-    assert numbers == {phase: place for place, phase in enumerate(PHASES, 1)}
+    assert numbers == {activity: place for place, activity in enumerate(ACTIVITIES, 1)}
     (panel,) = [panel for _, panel in PANELS if panel["title"] == "Phase of each peer"]
     (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
     assert {word["text"]: int(number) for number, word in mapping["options"].items()} == numbers

@@ -177,9 +177,9 @@ def test_taking_weights_often_takes_a_peer_no_further(monkeypatch: pytest.Monkey
     assert round == 2 * 50 * 20 / 10
 
 
-@pytest.mark.parametrize(("alone", "phase"), [(True, 10.0), (False, None), (False, 0.0)])
-def test_who_has_met_nobody_believes_its_swarm(alone: bool, phase: float | None) -> None:
-    assert origin(10, alone=alone).reach(40, 40 * H, H, phase) == Reach()
+@pytest.mark.parametrize(("alone", "phase_seconds"), [(True, 10.0), (False, None), (False, 0.0)])
+def test_who_has_met_nobody_believes_its_swarm(alone: bool, phase_seconds: float | None) -> None:
+    assert origin(10, alone=alone).reach(40, 40 * H, H, phase_seconds) == Reach()
 
 
 @pytest.mark.parametrize("why", ["late", "divergent", "woken"])

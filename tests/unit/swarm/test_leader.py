@@ -67,9 +67,9 @@ class Harness:
         return end
 
     async def gather(
-        self, lineage: Lineage = X, *, round: int = 3, phase: float | None = None, seconds: float = math.inf
+        self, lineage: Lineage = X, *, round: int = 3, phase_seconds: float | None = None, seconds: float = math.inf
     ) -> Group:
-        self.counters.lineage, self.progress.phase_seconds = lineage, phase
+        self.counters.lineage, self.progress.phase_seconds = lineage, phase_seconds
         return await self.leader.gather(round, clock.monotonic() + seconds)
 
     async def close(self) -> None:
@@ -308,15 +308,15 @@ def test_who_waits_hears_every_second_that_the_leader_lives() -> None:
     run(scene, patience=20.0)
 
 
-@pytest.mark.parametrize(("phase", "wait"), [(None, CATCH_UP_LEAST), (30.0, CATCH_UP_LEAST), (900.0, 900.0)])
-def test_a_stray_that_does_not_come_back_with_the_weights_is_left_out(phase: float | None, wait: float) -> None:
+@pytest.mark.parametrize(("phase_seconds", "wait"), [(None, CATCH_UP_LEAST), (30.0, CATCH_UP_LEAST), (900.0, 900.0)])
+def test_a_stray_that_does_not_come_back_with_the_weights_is_left_out(phase_seconds: float | None, wait: float) -> None:
     """A large model has long inner phases, and its state takes as long."""
 
     async def scene(harness: Harness) -> None:
         stray = await harness.ready("b", lineage=OTHER)
         await harness.ready("c")
         began = clock.monotonic()
-        gathering = asyncio.ensure_future(harness.gather(phase=phase))
+        gathering = asyncio.ensure_future(harness.gather(phase_seconds=phase_seconds))
         assert isinstance(await decision(stray), OutOfDate)
         assert [link.peer_id for link in (await gathering).links] == ["c"]
         assert clock.monotonic() - began == took(wait)

@@ -27,9 +27,9 @@ from peer.swarm.grouping.roster import (
 from tests.unit.virtual import run
 
 
-def known(backoff: PeerBackoff, phase: float | None = 2.0, patience: float = 600.0) -> Any:
+def known(backoff: PeerBackoff, phase_seconds: float | None = 2.0, patience: float = 600.0) -> Any:
     node = SimpleNamespace(peer_id="me", proven=Proven())
-    boundary = SimpleNamespace(progress=SimpleNamespace(phase_seconds=phase))
+    boundary = SimpleNamespace(progress=SimpleNamespace(phase_seconds=phase_seconds))
     members = SimpleNamespace(live=lambda: [])
     context: Any = SimpleNamespace(node=node, members=members, backoff=backoff, boundary=boundary)
     return KnownMembers(context, patience)
@@ -208,7 +208,7 @@ def test_who_has_taken_part_in_no_round_is_waited_for_some_phases_only() -> None
     assert it.patience("me") == 600.0
     it._node.proven.add("old")
     assert it.patience("old") == 600.0
-    assert known(PeerBackoff(), phase=None).patience("new") == 600.0
+    assert known(PeerBackoff(), phase_seconds=None).patience("new") == 600.0
     assert known(PeerBackoff(), patience=5.0).patience("new") == 5.0
 
 
@@ -230,7 +230,7 @@ def test_who_could_not_be_reached_is_asked_again_after_two_phases(monkeypatch: p
     now = [100.0]
     monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     backoff = PeerBackoff()
-    it = known(backoff, phase=20.0)
+    it = known(backoff, phase_seconds=20.0)
     it.avoid("b")
     now[0] += UNREACHED_PHASES * 20.0 - 1
     assert backoff.avoided("b")

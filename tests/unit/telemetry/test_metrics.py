@@ -20,8 +20,8 @@ from peer.errors import RunError, UserError
 from peer.telemetry import http_server
 from peer.telemetry import metrics as served
 from peer.telemetry.http_server import HttpServer
-from peer.telemetry.metrics import Metrics, PhaseClock
-from peer.telemetry.series import OF_PEER, PHASES, as_markdown
+from peer.telemetry.metrics import ActivityTimer, Metrics
+from peer.telemetry.series import ACTIVITIES, OF_PEER, as_markdown
 
 
 def nothing() -> None:
@@ -156,59 +156,60 @@ def test_with_no_port_asked_for_a_second_peer_finds_another_one() -> None:
 @pytest.mark.usefixtures("virtual")
 def test_phases_add_up_to_the_wall_clock_also_when_nested() -> None:
     began = clock.monotonic()
-    phases = PhaseClock(Metrics(), nothing)
-    with phases("inner"):
+    timer = ActivityTimer(Metrics(), nothing)
+    with timer("inner"):
         clock.sleep(0.2)
-        with phases("eval"):
+        with timer("eval"):
             clock.sleep(0.1)
-    with phases("match"):
+    with timer("match"):
         clock.sleep(0.1)
     clock.sleep(0.1)
-    assert sum(phases.totals.values()) == pytest.approx(clock.monotonic() - began, abs=1e-9)
-    assert phases.totals == pytest.approx(
-        dict.fromkeys(PHASES, 0.0) | {"inner": 0.2, "eval": 0.1, "match": 0.1, "apply": 0.1}
+    assert sum(timer.totals.values()) == pytest.approx(clock.monotonic() - began, abs=1e-9)
+    assert timer.totals == pytest.approx(
+        dict.fromkeys(ACTIVITIES, 0.0) | {"inner": 0.2, "eval": 0.1, "match": 0.1, "apply": 0.1}
     )
-    assert phases.idle_share() == pytest.approx(0.2)
+    assert timer.idle_share() == pytest.approx(0.2)
 
 
 @pytest.mark.usefixtures("virtual")
-def test_a_phase_ends_when_the_accelerators_work_has_ended() -> None:
-    phases = PhaseClock(Metrics(), lambda: clock.sleep(0.1))
-    with phases("inner"):
+def test_an_activity_ends_when_the_accelerators_work_has_ended() -> None:
+    timer = ActivityTimer(Metrics(), lambda: clock.sleep(0.1))
+    with timer("inner"):
         pass
-    assert phases.totals["inner"] == pytest.approx(0.1)
+    assert timer.totals["inner"] == pytest.approx(0.1)
 
 
-def test_a_phase_that_fails_does_not_wait_for_the_accelerator() -> None:
+def test_an_activity_that_fails_does_not_wait_for_the_accelerator() -> None:
     """After the loss of a rank its work never ends, and the peer did not come to leave in good order."""
     waits: list[str] = []
-    phases = PhaseClock(Metrics(), lambda: waits.append("for it"))
+    timer = ActivityTimer(Metrics(), lambda: waits.append("for it"))
 
     def left_early() -> None:
-        with phases("inner"):
+        with timer("inner"):
             return
 
-    with pytest.raises(RunError), phases("inner"), phases("eval"):
+    with pytest.raises(RunError), timer("inner"), timer("eval"):
         raise RunError("rank 1 of this peer has ended")
     assert waits == []
     left_early()
     assert waits == ["for it"]
 
 
-def test_a_peer_is_always_in_one_phase() -> None:
+def test_a_peer_is_always_in_one_activity() -> None:
     metrics = Metrics()
-    phases = PhaseClock(metrics, nothing)
+    timer = ActivityTimer(metrics, nothing)
 
     def current() -> list[str]:
-        return [phase for phase in PHASES if metrics.registry.get_sample_value("noloco_phase_info", {"phase": phase})]
+        value = metrics.registry.get_sample_value
+        return [activity for activity in ACTIVITIES if value("noloco_phase_info", {"phase": activity})]
 
     assert current() == ["apply"]
-    with phases("inner"):
+    with timer("inner"):
         assert current() == ["inner"]
-        with phases("eval"):
+        with timer("eval"):
             assert current() == ["eval"]
         assert current() == ["inner"]
-    with pytest.raises(KeyError), phases("exchange"):
+    with pytest.raises(KeyError), timer("exchange"):
         raise KeyError
     assert current() == ["apply"]
 
@@ -216,24 +217,24 @@ def test_a_peer_is_always_in_one_phase() -> None:
 @pytest.mark.usefixtures("virtual")
 def test_the_series_say_what_the_clock_says() -> None:
     metrics = Metrics()
-    phases = PhaseClock(metrics, nothing)
-    with phases("match"):
+    timer = ActivityTimer(metrics, nothing)
+    with timer("match"):
         clock.sleep(0.02)
-    phases.idle_share()
-    for phase in PHASES:
-        shown = metrics.registry.get_sample_value("noloco_phase_seconds_total", {"phase": phase})
-        assert shown == pytest.approx(phases.totals[phase])
-    assert phases.totals["match"] == pytest.approx(0.02)
+    timer.idle_share()
+    for activity in ACTIVITIES:
+        shown = metrics.registry.get_sample_value("noloco_phase_seconds_total", {"phase": activity})
+        assert shown == pytest.approx(timer.totals[activity])
+    assert timer.totals["match"] == pytest.approx(0.02)
 
 
 @pytest.mark.usefixtures("virtual")
 def test_a_pause_and_a_join_are_neither_idle_nor_other_time() -> None:
-    phases = PhaseClock(Metrics(), nothing)
-    for phase, seconds in (("inner", 3.0), ("exchange", 1.0), ("paused", 1000.0), ("join", 1200.0)):
-        with phases(phase):
+    timer = ActivityTimer(Metrics(), nothing)
+    for activity, seconds in (("inner", 3.0), ("exchange", 1.0), ("paused", 1000.0), ("join", 1200.0)):
+        with timer(activity):
             clock.sleep(seconds)
-    assert phases.idle_share() == pytest.approx(0.25, abs=0.001)
-    assert phases.totals["paused"] == pytest.approx(1000.0)
+    assert timer.idle_share() == pytest.approx(0.25, abs=0.001)
+    assert timer.totals["paused"] == pytest.approx(1000.0)
 
 
 @pytest.mark.parametrize("port", [0, None])
@@ -249,10 +250,10 @@ def test_the_readme_has_the_table_as_it_is() -> None:
 
 
 @pytest.mark.usefixtures("virtual")
-def test_a_scrape_in_the_middle_of_a_phase_has_all_of_it() -> None:
+def test_a_scrape_in_the_middle_of_an_activity_has_all_of_it() -> None:
     metrics = Metrics()
-    phases = PhaseClock(metrics, nothing)
-    with phases("inner"):
+    timer = ActivityTimer(metrics, nothing)
+    with timer("inner"):
         clock.sleep(0.2)
         text = generate_latest(metrics.registry).decode()
     assert float(re.findall(r'phase_seconds_total{phase="inner"} (\S+)', text)[0]) == pytest.approx(0.2)

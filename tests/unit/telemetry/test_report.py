@@ -20,7 +20,7 @@ from peer.rounds.types import Outcome, Reason
 from peer.swarm.directory.records import Report
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.report import BoundaryReport, Reporter, RoundReport
-from peer.telemetry.series import PHASES
+from peer.telemetry.series import ACTIVITIES
 
 KEYS = {
     *("round", "step", "tokens", "train_loss", "partner", "outcome", "seconds"),
@@ -34,16 +34,17 @@ def test_a_loss_that_no_record_can_have_is_left_out(tmp_path: Path) -> None:
     for loss in (math.nan, math.inf, -math.inf, 1e39, -1e39):
         reporter.inner(inner_report(loss))
         reporter.evaluation(1, 1, loss)
-        report = reporter.status(dict.fromkeys(PHASES, 0.0), 1)
+        report = reporter.status(dict.fromkeys(ACTIVITIES, 0.0), 1)
         assert (report.train_loss, report.val_loss) == (None, None)
         assert Report.model_validate_json(report.model_dump_json()) == report
     reporter.inner(inner_report(3.00001))
-    assert reporter.status(dict.fromkeys(PHASES, 0.0), 1).train_loss == 3.0
+    assert reporter.status(dict.fromkeys(ACTIVITIES, 0.0), 1).train_loss == 3.0
 
 
 def test_its_time_begins_when_it_has_joined(tmp_path: Path) -> None:
     """A newcomer that loads and downloads for 20 minutes seemed to have merged with nobody for as long."""
-    spent = {**dict.fromkeys(PHASES, 0.0), "join": 1200.1, "paused": 3600.0, "inner": 8.0, "match": 1.0, "apply": 1.0}
+    none = dict.fromkeys(ACTIVITIES, 0.0)
+    spent = {**none, "join": 1200.1, "paused": 3600.0, "inner": 8.0, "match": 1.0, "apply": 1.0}
     said = Reporter(tmp_path, Metrics()).status(spent, 3)
     assert (said.seconds, said.idle_seconds) == (10.0, 1.0)
 
@@ -57,7 +58,7 @@ def round_report(
 ) -> RoundReport:
     partners = () if outcome is Outcome.ALONE else ("b",)
     averaged = Averaged(torch.zeros(1), outcome, partners, 100, 90, 0.5, distance, detail="why\nin two lines")
-    seconds = {**dict.fromkeys(PHASES, 0.0), "inner": 9.0, "match": 1.0}
+    seconds = {**dict.fromkeys(ACTIVITIES, 0.0), "inner": 9.0, "match": 1.0}
     boundary = BoundaryReport(number, 10 * number, 640 * number, inner or inner_report())
     return RoundReport(boundary, averaged, seconds, 0.1, 2)
 
@@ -73,7 +74,7 @@ def test_every_outcome_is_one_line_with_the_promised_keys(tmp_path: Path, outcom
     assert row.keys() >= KEYS
     assert (row["round"], row["step"], row["tokens"], row["outcome"]) == (3, 30, 1920, outcome.value)
     assert row["partner"] == (None if outcome is Outcome.ALONE else "b")
-    assert row["seconds"].keys() == set(PHASES)
+    assert row["seconds"].keys() == set(ACTIVITIES)
     assert row["staleness"] == 0
 
 
@@ -197,7 +198,7 @@ def test_in_a_pause_the_time_since_the_last_merge_and_checkpoint_stands_still(tm
     reporter = Reporter(tmp_path, metrics, pause=pause)
 
     def since_merge() -> float | None:
-        return reporter.status(dict.fromkeys(PHASES, 0.0), 2).merged_ago
+        return reporter.status(dict.fromkeys(ACTIVITIES, 0.0), 2).merged_ago
 
     def since(series: str) -> float:
         return clock.unix() - float(metrics.registry.get_sample_value(f"noloco_last_{series}_timestamp_seconds") or 0)
@@ -228,7 +229,7 @@ def test_each_border_of_a_pause_is_one_moment_to_the_thread_that_reads(tmp_path:
         if frame.f_code.co_filename != process.__file__:
             return None
         frame.f_trace_opcodes = True
-        told.append(reporter.status(dict.fromkeys(PHASES, 0.0), 2).merged_ago)
+        told.append(reporter.status(dict.fromkeys(ACTIVITIES, 0.0), 2).merged_ago)
         return look
 
     reporter.round(round_report(1))

@@ -28,7 +28,7 @@ from peer.rounds.state import Lineage, State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.swarm.context import BoundaryClock, Matching
 from peer.swarm.state_transfer.download import DonorBehind
-from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.telemetry.metrics import ActivityTimer, Metrics
 from peer.telemetry.report import Reporter
 from peer.training.boundaries.blocking import Blocking
 from peer.training.boundaries.boundary import PhaseLength
@@ -69,8 +69,8 @@ class Presence:
         self._context = SimpleNamespace(boundary=BoundaryClock(progress))
         self.matching = NoMatching()
 
-    def group_for(self, round: int, ended_phase: int | None = None) -> Group:
-        self.asked.append((round,) if ended_phase is None else (round, ended_phase))
+    def group_for(self, round: int, ended_phase_number: int | None = None) -> Group:
+        self.asked.append((round,) if ended_phase_number is None else (round, ended_phase_number))
         return Group(round)
 
     def without_avoided(self, group: Group) -> Group:
@@ -134,7 +134,7 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         metrics = Metrics()
-        self.resources: Any = SimpleNamespace(phase=PhaseClock(metrics), context=LoopContext())
+        self.resources: Any = SimpleNamespace(timer=ActivityTimer(metrics), context=LoopContext())
         progress = self.resources.context.progress
         self.state, self.presence = parts.peer_state(), Presence(progress)
         self.reporter = Reporter(folder, metrics)
@@ -345,7 +345,7 @@ def test_no_look_at_a_swap_waits_for_the_accelerator(scene: Scene, monkeypatch: 
         nonlocal waits
         waits += 1
 
-    scene.resources.phase = PhaseClock(Metrics(), synchronize)
+    scene.resources.timer = ActivityTimer(Metrics(), synchronize)
     boundary = overlapped(scene, exchange)
     assert boundary.cross(scene.train())
     waits = 0
@@ -584,7 +584,7 @@ def test_the_weights_that_a_member_calls_the_groups_are_taken_if_they_are_no_wor
     presence.state_of = lambda donor, room: None if gives == "nothing" else state
     presence.refuse_state = refused.append
     batches = scene.state.stream.take(2)
-    validation = Validation(scene.state, scene.resources.phase, 5.0, [*batches], {})
+    validation = Validation(scene.state, scene.resources.timer, 5.0, [*batches], {})
     boundary = Blocking(*scene.parts(), Exchange(), validation=validation)  # type: ignore[arg-type]
     before = theta(scene.state)
     group = boundary.group_weights.caught_up(Seat("a", "peer-a"))

@@ -18,7 +18,7 @@ from peer.rounds.state import State
 from peer.swarm.context import BoundaryClock
 from peer.swarm.healing import STALE_ROUNDS, Origin, Reach, Replacement
 from peer.swarm.presence import Presence
-from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.telemetry.metrics import ActivityTimer, Metrics
 from peer.training.catch_up import join_late
 from peer.training.state import PeerState
 from peer.training.validation import Validation
@@ -71,8 +71,8 @@ class Strangers:
         self.noted.append(taken)
 
 
-def clock() -> PhaseClock:
-    return PhaseClock(Metrics(), lambda: None)
+def clock() -> ActivityTimer:
+    return ActivityTimer(Metrics(), lambda: None)
 
 
 def trained(rounds: int = 9) -> PeerState:

@@ -33,7 +33,7 @@ class Peer:
         self.inner, self.counters = SimpleNamespace(step=7), SimpleNamespace(round=2)
         folder = SimpleNamespace(path="runs/a")
         resources = SimpleNamespace(
-            context=self.context, device=device, phase=lambda name: nullcontext(), folder=folder
+            context=self.context, device=device, timer=lambda name: nullcontext(), folder=folder
         )
         member: Any = SimpleNamespace(resources=resources, presence=self, rejoin=self.rejoin)
         self.rest = Rest(member, self)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.report import BoundaryReport, Reporter, RoundReport
-from peer.telemetry.series import PHASES
+from peer.telemetry.series import ACTIVITIES
 from peer.training.run_folder import claim
 
 
@@ -32,7 +32,7 @@ def report(number: int, outcome: Outcome = Outcome.MERGED, partner: str = "b") -
     inner = InnerReport(10, 640, 4.0 - number / 10, 4.5 - number / 10, 1.0, 1e-3, 2.0, losses=10)
     partners = () if outcome is Outcome.ALONE else (partner,)
     averaged = Averaged(torch.zeros(1), outcome, partners, 100, 90, 0.5, distance=0.1)
-    seconds = {**dict.fromkeys(PHASES, 0.0), "inner": 9.0, "match": 0.25, "exchange": 0.75}
+    seconds = {**dict.fromkeys(ACTIVITIES, 0.0), "inner": 9.0, "match": 0.25, "exchange": 0.75}
     return RoundReport(BoundaryReport(number, 10 * number, 640 * number, inner), averaged, seconds, 0.1, 2)
 
 

@@ -18,7 +18,7 @@ from peer.config.schema import Config, RunConfig
 from peer.errors import RunError, UserError
 from peer.p2p.event_loop import NoAnswer
 from peer.process import LoopContext
-from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.telemetry.metrics import ActivityTimer, Metrics
 from peer.training.checkpoint import Checkpoints
 from peer.training.saving import Saver
 from peer.training.trainer import Trainer
@@ -89,8 +89,8 @@ def test_the_steps_before_the_network_hung_are_counted() -> None:
 def test_a_failed_run_waits_for_its_checkpoint_and_not_for_the_accelerator(tmp_path: Path) -> None:
     """After the loss of a rank the accelerator's work never ends, and the peer hung before it had left."""
     state, waits = parts.peer_state(), list[str]()
-    phase = PhaseClock(Metrics(), lambda: waits.append("for the accelerator"))
-    saver = Saver(Checkpoints(tmp_path, 2), state, MagicMock(), phase)
+    timer = ActivityTimer(Metrics(), lambda: waits.append("for the accelerator"))
+    saver = Saver(Checkpoints(tmp_path, 2), state, MagicMock(), timer)
     trainer = trainer_of(state, saver=saver, validation=Mock(losses=lambda: (1.0, {})))
 
     def lost(*_: object) -> None:

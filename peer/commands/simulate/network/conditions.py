@@ -102,7 +102,7 @@ class Chance:
         self.rng = np.random.default_rng(seed)
         self.speed = np.resize(np.array(conditions.speeds), conditions.peers)
 
-    def phases(self) -> Times:
+    def all_phase_seconds(self) -> Times:
         """Seconds of one inner phase of every peer."""
         shape = (self._it.peers, self._it.inner_steps)
         steps = self._it.step_seconds * self.rng.lognormal(0.0, self._it.step_sigma, shape)

@@ -32,7 +32,7 @@ class _Pairs:
 
     def __init__(self, it: Conditions, seed: int) -> None:
         self.it, self.chance = it, Chance(it, seed)
-        self.phase_seconds = self.chance.phases()  # of the present phase, for each peer
+        self.phase_seconds = self.chance.all_phase_seconds()  # of the present phase, for each peer
         self.due = self.phase_seconds.copy()  # next boundary
         self.meeting = np.full(it.peers, -1)
         self.arrived = np.full(it.peers, np.nan)  # since when it is at its boundary
@@ -169,13 +169,13 @@ def groups(it: Conditions, seed: int = 0) -> Figures:
     trained = clock = 0.0
     done, sent = 0, 2 * (it.peers - 1) / it.peers * it.payload * it.coded
     for _ in range(it.rounds):
-        phases = chance.phases()
-        trained += float(phases.sum())
-        clock += float((phases + [_join(it, chance) for _ in range(it.peers)]).max())
+        phase_seconds = chance.all_phase_seconds()
+        trained += float(phase_seconds.sum())
+        clock += float((phase_seconds + [_join(it, chance) for _ in range(it.peers)]).max())
         reduce = transfer(it, sent) + sum(chance.latency(it.peers) for _ in range(GROUP_MESSAGES))
         if chance.rng.random() < 1 - (1 - it.loss) ** it.peers:  # a member is lost: the others notice it and repeat
             clock += reduce * float(chance.rng.random()) + it.stall
-        limit = swap_limit(it.stall, it.max_phases, float(phases[0]))  # of the leader
+        limit = swap_limit(it.stall, it.max_phases, float(phase_seconds[0]))  # of the leader
         done += reduce <= limit
         clock += min(reduce, limit)
     merged = (1 - it.loss) * (done / it.rounds)
@@ -193,8 +193,8 @@ def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
     chance = Chance(it, seed)
     clock, trained = np.zeros(it.peers), np.zeros(it.peers)
     for _ in range(it.rounds):
-        phases = chance.phases()
-        clock, trained = clock + phases, trained + phases
+        phase_seconds = chance.all_phase_seconds()
+        clock, trained = clock + phase_seconds, trained + phase_seconds
         order = chance.rng.permutation(it.peers)
         one, two = order[0::2], order[1::2]
         swap = transfer(it, it.payload) + PAIR_MESSAGES * it.latency

@@ -99,7 +99,7 @@ class Many:
         numel: int,
         result: int | None = None,
         settings: ExchangeConfig = EXACT,
-        phase: float = 0.0,
+        phase_seconds: float = 0.0,
     ) -> None:
         names = [chr(ord("a") + index) for index in range(count)]
         self.members = [Member(name, Process(name)) for name in names]
@@ -110,7 +110,7 @@ class Many:
             for member, kept in zip(self.members, self.kept, strict=True)
         ]
         self.controls: list[dict[int, Stream]] = []
-        self.tokens, self.phase = 0, phase
+        self.tokens, self.phase_seconds = 0, phase_seconds
 
     def listen(self) -> None:
         """Direct connections are possible from now on."""
@@ -133,7 +133,7 @@ class Many:
             Group(
                 3,
                 tuple(Link(seat.peer_id, seat.name) for seat in self.seats if seat.peer_id != member.name),
-                Assembly(f"token-{self.tokens}", self.seats, place, self.controls[place], self.phase),
+                Assembly(f"token-{self.tokens}", self.seats, place, self.controls[place], self.phase_seconds),
             )
             for place, member in enumerate(self.members)
         ]
@@ -172,12 +172,12 @@ def many(
     result: int | None = None,
     settings: ExchangeConfig = EXACT,
     *,
-    phase: float = 0.0,
+    phase_seconds: float = 0.0,
     real: bool = False,
 ) -> Iterator[Many]:
-    """``phase``: of the leader; ``real``: with threads, over unix sockets, in real time."""
+    """``phase_seconds``: of the leader; ``real``: with threads, over unix sockets, in real time."""
     with contextlib.nullcontext() if real else virtual_time():
-        it = Many(count, numel, result, settings, phase)
+        it = Many(count, numel, result, settings, phase_seconds)
         try:
             yield it
         finally:

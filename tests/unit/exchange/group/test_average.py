@@ -313,7 +313,7 @@ def test_who_is_too_slow_for_the_deadline_is_named(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(all_reduce._Reduction, "exchange", marked)
     monkeypatch.setattr(flow_control, "send_parts", trickle)
-    with many(4, 1000, settings=ExchangeConfig(codec="none", stall=10.0), phase=1.0) as group:
+    with many(4, 1000, settings=ExchangeConfig(codec="none", stall=10.0), phase_seconds=1.0) as group:
         results = group.average(contributions(vectors(4, 1000)))
     assert {it.culprits for it in results if it} == {("abcd"[slow],)}, results
     name = f"peer-{'abcd'[slow]}"
@@ -334,7 +334,7 @@ def test_who_is_silent_after_its_last_bytes_costs_a_stall(monkeypatch: pytest.Mo
         return await decide(exchange, work, assembly, deadlines)
 
     monkeypatch.setattr(AllReduceExchange, names[silent], says_nothing)
-    with many(3, 1000, settings=ExchangeConfig(codec="none", stall=2.0), phase=1000.0) as group:
+    with many(3, 1000, settings=ExchangeConfig(codec="none", stall=2.0), phase_seconds=1000.0) as group:
         results = group.average(contributions(vectors(3, 1000)))
     others = [it for place, it in enumerate(results) if place != silent]
     assert {it.culprits for it in others if it} == {("abc"[silent],)}, results
@@ -344,7 +344,7 @@ def test_who_is_silent_after_its_last_bytes_costs_a_stall(monkeypatch: pytest.Mo
 def test_a_slow_member_is_waited_for_as_long_as_it_will_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others wait for it in the middle of a round of 400 s, without a payload from one another."""
     slow_line(monkeypatch, 80.0, sender=5, receiver=1)
-    with many(3, 1000, settings=ExchangeConfig(codec="none", stall=11.0), phase=100.0) as group:
+    with many(3, 1000, settings=ExchangeConfig(codec="none", stall=11.0), phase_seconds=100.0) as group:
         averaged = group.average([Vector(torch.full((1000,), float(place))) for place in (3, 4, 5)])
     assert [it.outcome for it in averaged if it] == [Outcome.MERGED] * 3, averaged
     assert seconds(averaged) == [took(2 * 80.0, more=0.1)] * 3  # its part, and the part's digest

@@ -13,8 +13,8 @@ from peer.rounds.transfer_rule import swap_limit
 STALLS = st.floats(0.1, 1000.0)
 
 
-def deadlines(stall: float, phase: float) -> RoundDeadlines:
-    return RoundDeadlines(stall, swap_limit(stall, 4.0, phase))
+def deadlines(stall: float, phase_seconds: float) -> RoundDeadlines:
+    return RoundDeadlines(stall, swap_limit(stall, 4.0, phase_seconds))
 
 
 def test_what_a_silent_member_costs_depends_on_the_work_and_not_on_the_limit() -> None:
@@ -24,9 +24,9 @@ def test_what_a_silent_member_costs_depends_on_the_work_and_not_on_the_limit() -
     assert (hours.limit, hours.latest) == (14_400.0, 28_810.0)
 
 
-@given(stall=STALLS, phase=st.floats(0.1, 10_000.0), share=st.floats(0.0, 1.0))
-def test_each_deadline_leaves_room_for_those_within_it(stall: float, phase: float, share: float) -> None:
-    it = deadlines(stall, phase)
+@given(stall=STALLS, phase_seconds=st.floats(0.1, 10_000.0), share=st.floats(0.0, 1.0))
+def test_each_deadline_leaves_room_for_those_within_it(stall: float, phase_seconds: float, share: float) -> None:
+    it = deadlines(stall, phase_seconds)
     took = share * it.limit
     assert took + it.until_said(took, failed=False) <= it.latest * (1 + 1e-9)
     assert took + it.until_said(took, failed=True) <= took + it.until_said(took, failed=False)
