@@ -1,7 +1,7 @@
 """The training peer. README.md in this folder describes the packages.
 
 Reading order: training/trainer.py, replica/inner_loop.py, outer/noloco.py, exchange/pair/blocking.py,
-swarm/pairing/rendezvous.py.
+swarm/pairing/matchmaking.py.
 
 For other programs: :class:`peer.OuterLoop` (api/loop.py), :class:`peer.Round` (api/account.py),
 :class:`peer.UserError`, :class:`peer.RunError`.

@@ -21,7 +21,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def get_logger(part: str) -> logging.Logger:
-    """Logger of one part of the program, for example ``noloco.rendezvous``."""
+    """Logger of one part of the program, for example ``noloco.pairing``."""
     logger = logging.getLogger(f"{LOGGER}.{part}")
     logger.addFilter(_escape)
     return logger

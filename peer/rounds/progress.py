@@ -4,7 +4,7 @@ A *phase*, or inner phase, is the inner steps from one boundary to the next: H o
 ``phase_steps`` is its length in steps, ``phase_seconds`` its length in time, ``phase_number`` its number. What a peer
 spends its time on is an activity (telemetry/metrics.py).
 
-The inner loop writes :class:`Progress` once a step (two float stores); the rendezvous reads it.
+The inner loop writes :class:`Progress` once a step (two float stores); matchmaking reads it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What pairing and grouping have in common: their interface, the time of the next boundary, what they read."""
+"""What pairing and grouping have in common: the time of the next boundary, and what they read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from peer.p2p.greeting import MemberNode
 from peer.p2p.stream import Message
 from peer.process import LoopContext
 from peer.rounds.backoff import PeerBackoff
-from peer.rounds.contribution import Averaged
 from peer.rounds.pairing_rule import end_patience
 from peer.rounds.progress import Progress
 from peer.rounds.state import Lineage
 from peer.rounds.transfer_rule import UNSEEN_PHASE_SECONDS
-from peer.rounds.types import Group
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
 
@@ -128,52 +126,3 @@ class SwarmContext:
     def away(self) -> bool:
         """It was asked to stop, or is paused: it meets nobody."""
         return self.training.away
-
-
-class Matching:
-    """Finds the group of each boundary. This class is for methods that average with nobody."""
-
-    joins_late = False  # a peer that trained apart from its swarm takes the swarm's weights before it meets a member
-
-    def start(self, round: int) -> None:
-        """Look for others and answer them, for the boundary that ends ``round``."""
-
-    def group_for(self, round: int, ended_phase_number: int | None = None) -> Group:
-        """The group that averages at the boundary that ends ``round``. Blocks. Called from the training thread, or,
-        with ``ended_phase_number``, from the helper thread of an overlapped swap.
-
-        ``ended_phase_number``: number of the inner phase that has ended, if the next one runs meanwhile (pairs only);
-        ``None``: this peer waits at the boundary.
-        """
-        return Group(round)
-
-    def postpone(self) -> None:
-        """No swap begins at this boundary: the last one still runs. A meeting that was agreed for it is off (pairs
-        only).
-        """
-
-    def call_off(self, reason: str) -> None:
-        """See :meth:`peer.swarm.presence.Presence.call_off`."""
-
-    def end_run(self) -> None:
-        """This peer has made its last inner step: from now on it meets only peers that have too (pairs only)."""
-
-    def end_swaps(self) -> None:
-        """After :meth:`end_run`: this peer has made its last swap, nobody shall wait for it (pairs only)."""
-
-    def last_partners(self) -> int:
-        """After :meth:`end_run`: the members that may still be met, 0 when there is no time left to wait for them."""
-        return 0
-
-    def avoid(self, peer_id: str, *, offence: bool, late: bool = False) -> None:
-        """A round failed because of this member: leave it out for a while. ``offence``: it sent unusable data, or is
-        not known to have done better. ``late``: it sent nothing in time; once, that costs less (pairs only).
-        """
-
-    def gave_no_state(self, peer_id: str, *, worse: bool = False) -> None:
-        """This member was said to have the group's slow weights. This peer did not get them, or they are ``worse`` than
-        its own: nobody shall wait for it.
-        """
-
-    def ended(self, group: Group, averaged: Averaged) -> None:
-        """The exchange of this group has ended."""

@@ -22,12 +22,13 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
 from peer.rounds.transfer_rule import LONGEST_REPEAT_PAUSE, catch_up_limit
 from peer.rounds.types import Group, Grouping, Link, Outcome, Seat
-from peer.swarm.context import BoundaryClock, Matching, OwnCounters, SwarmContext
+from peer.swarm.context import BoundaryClock, OwnCounters, SwarmContext
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord, Report
-from peer.swarm.grouping.gathering import GroupMatching
+from peer.swarm.grouping.matchmaking import GroupMatchmaking
 from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Replacement
-from peer.swarm.pairing.rendezvous import PairMatching
+from peer.swarm.matchmaking import Matchmaking
+from peer.swarm.pairing.matchmaking import PairMatchmaking
 from peer.swarm.start_together import StartBarrier
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
 from peer.swarm.state_transfer.donors import furthest, usual_step
@@ -82,7 +83,7 @@ class Presence:
         )
         self.take_state = partial(take_state, self._context)
         self.start_barrier = StartBarrier(self._context, self.announce)
-        self.matching = _matching(grouping, self._context, run.rendezvous, self.origin, equal=equal_replicas)
+        self.matchmaking = _matchmaking(grouping, self._context, run.rendezvous, self.origin, equal=equal_replicas)
         self._group = Group(0)
         self._announced = False
         self._donor: Donor | None = None
@@ -96,7 +97,7 @@ class Presence:
         if self._members.woken():  # others have trained on, as while a peer pauses
             self.origin.note(alone=True, taken=False, round=own, step=step, root=self.origin.root)
         reach = self.origin.reach(own, step, self._context.inner_steps, self._context.boundary.progress.phase_seconds)
-        joins_late = self.matching.joins_late and own >= self._joins_from
+        joins_late = self.matchmaking.joins_late and own >= self._joins_from
         if joins_late and self.origin.late_to(own, others):
             why, adopt = "the swarm is older than this peer", not self.origin.since
             return Replacement(why, own + STALE_ROUNDS, adopt=adopt, reach=reach)
@@ -135,7 +136,7 @@ class Presence:
         self._node.call(self._node.serve(SPEED_PROTOCOL, SpeedTests(self._node.proven).serve), OPEN_TIMEOUT)
         self._members.start()
         self._announced = True
-        self.matching.start(round)
+        self.matchmaking.start(round)
 
     def announce(self) -> None:
         """Write this peer's record now, if others would learn something from it. Never raises."""
@@ -143,8 +144,8 @@ class Presence:
             self._members.announce()
 
     def group_for(self, round: int, ended_phase_number: int | None = None) -> Group:
-        """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""
-        self._group = self.matching.group_for(round, ended_phase_number)
+        """The group that averages at the boundary that ends ``round``: see :meth:`Matchmaking.group_for`."""
+        self._group = self.matchmaking.group_for(round, ended_phase_number)
         return self._group
 
     def without_avoided(self, group: Group) -> Group:
@@ -163,13 +164,13 @@ class Presence:
         known before the next inner phase begins.
         """
         self._context.boundary.progress.suspend()
-        self.matching.call_off(reason)
+        self.matchmaking.call_off(reason)
 
     def ended(self, averaged: Averaged) -> None:
         """A round's exchange has ended: avoid who made it fail, and note a partner with divergent weights."""
         for culprit in averaged.culprits:
             self.avoid(culprit, averaged.outcome, certain=averaged.certain)
-        self.matching.ended(self._group, averaged)
+        self.matchmaking.ended(self._group, averaged)
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
         if merged:  # all members of the group have done what they had to
             phase_seconds = self._context.boundary.progress.phase_seconds or 0.0
@@ -189,7 +190,7 @@ class Presence:
         """
         if peer_id != self._node.peer_id:
             offence = certain and (outcome is not Outcome.TIMEOUT or peer_id not in self._node.proven)
-            self.matching.avoid(peer_id, offence=offence, late=outcome is Outcome.TIMEOUT)
+            self.matchmaking.avoid(peer_id, offence=offence, late=outcome is Outcome.TIMEOUT)
             self._node.proven.discard(peer_id)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor], least: int = 0) -> State | None:
@@ -203,7 +204,7 @@ class Presence:
         most = furthest(records, inner_steps, self._context.tokens_per_step())
         state = take_from(self._context, donor, room, catch_up_limit(phase_seconds), most, least)
         if state is None:
-            self.matching.gave_no_state(donor.peer_id)
+            self.matchmaking.gave_no_state(donor.peer_id)
             return None
         usual = max(self._step(), usual_step(records))
         believed = self.origin.group_reach(usual, inner_steps, phase_seconds).nearest(state)
@@ -215,7 +216,7 @@ class Presence:
     def refuse_state(self, donor: Seat) -> None:
         """The weights that this member gave as the group's are worse than this peer's own."""
         self._node.proven.discard(donor.peer_id)
-        self.matching.gave_no_state(donor.peer_id, worse=True)
+        self.matchmaking.gave_no_state(donor.peer_id, worse=True)
 
     @property
     def peer_id(self) -> str:
@@ -266,15 +267,15 @@ class Presence:
         )
 
 
-def _matching(
+def _matchmaking(
     grouping: Grouping, context: SwarmContext, settings: RendezvousConfig, origin: Origin, *, equal: bool
-) -> Matching:
+) -> Matchmaking:
     """How the members of ``grouping`` find one another. ``equal``: the method's replicas are."""
     if grouping is Grouping.PAIR:
-        return PairMatching(context, settings, origin)
+        return PairMatchmaking(context, settings, origin)
     if grouping is Grouping.EVERYONE:
-        return GroupMatching(context, settings.patience, equal=equal)
-    return Matching()
+        return GroupMatchmaking(context, settings.patience, equal=equal)
+    return Matchmaking()
 
 
 async def _close(link: Link) -> None:

@@ -57,7 +57,7 @@ Receive = Callable[[Transfer], Coroutine[Any, Any, bytes]]
 
 @dataclass(eq=False, kw_only=True)
 class PairProtocol:
-    """Swaps with one partner at a time, over streams that the rendezvous has opened. ``away``: was this peer asked to
+    """Swaps with one partner at a time, over streams that matchmaking has opened. ``away``: was this peer asked to
     stop or to pause? An overlapped swap is ended by its boundary instead, which counts from the last inner step.
     """
 

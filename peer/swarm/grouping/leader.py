@@ -34,7 +34,7 @@ from peer.swarm.grouping.messages import (
 )
 from peer.swarm.grouping.roster import KnownMembers
 
-log = get_logger("gathering")
+log = get_logger("grouping")
 
 LISTEN_SLACK = 2.0  # seconds for which a member's stream is read after the leader has given it up
 AWAITED_IDS = 4 * MAX_MEMBERS  # that are remembered

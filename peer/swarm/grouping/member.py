@@ -27,7 +27,7 @@ from peer.swarm.grouping.messages import (
 )
 from peer.swarm.grouping.roster import GATHER_PROTOCOL, KnownMembers
 
-log = get_logger("gathering")
+log = get_logger("grouping")
 
 LEADER_SILENCE = 10.0  # seconds without a message from the leader at a boundary
 LEADER_PERIOD = 0.25  # seconds between two looks for the leader

@@ -23,7 +23,7 @@ from peer.swarm.directory.records import LIFETIME, MemberRecord
 from peer.swarm.grouping.leadership import Leadership
 from peer.swarm.grouping.messages import LeaderNotice
 
-log = get_logger("gathering")
+log = get_logger("grouping")
 
 GATHER_PROTOCOL = "noloco/gather/6"
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member

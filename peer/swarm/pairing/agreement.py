@@ -20,7 +20,7 @@ from peer.rounds.state import Root
 from peer.rounds.types import Count, Name, Newest
 from peer.swarm.context import Decline, Seconds, SwarmContext
 
-log = get_logger("rendezvous")
+log = get_logger("pairing")
 
 KEPT_CALLED_OFF = 1000  # ids
 
@@ -82,7 +82,7 @@ class Meeting:
 
 class Agreement:
     """The meeting is for the boundary that ends ``round``. Belongs to the network thread, but for ``round``, which
-    :meth:`Matching.group_for` sets, and :meth:`called_off`, which any thread may ask.
+    :meth:`Matchmaking.group_for` sets, and :meth:`called_off`, which any thread may ask.
     """
 
     def __init__(self, context: SwarmContext, leave_out: Callable[[str], None] = lambda _: None) -> None:

@@ -31,7 +31,7 @@ from peer.swarm.healing import Origin, Position
 from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, Agreement, Propose
 from peer.swarm.pairing.candidate_order import CandidateOrder
 
-log = get_logger("rendezvous")
+log = get_logger("pairing")
 
 MEET_PROTOCOL = "noloco/meet/2"
 ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary

@@ -77,15 +77,15 @@ class Boundary(ABC):
         self.await_swap()
         if self.phase_length.steps_left <= 0 and isinstance(self.outer, NoLoCo):
             self._merge_at_the_end(self.outer)
-            self.presence.matching.end_swaps()
+            self.presence.matchmaking.end_swaps()
         self.judge()
 
     def _merge_at_the_end(self, outer: NoLoCo) -> None:
         outer.end_run()
-        self.presence.matching.end_run()
+        self.presence.matchmaking.end_run()
         self.rollback.training_ended()
-        for _ in range(last_swaps(self.presence.matching.last_partners() + 1, self._merged)):
-            if self.context.away or not self.presence.matching.last_partners():
+        for _ in range(last_swaps(self.presence.matchmaking.last_partners() + 1, self._merged)):
+            if self.context.away or not self.presence.matchmaking.last_partners():
                 return
             self.cross(NO_STEPS)
             self.await_swap()

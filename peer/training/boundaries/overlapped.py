@@ -70,7 +70,7 @@ class Overlapped(Boundary):
             self._drop(self._swap)
         if self._swap is not None and self._swap.mailbox.result() is None and self.phase_length.steps_left > 0:
             self.state.begin_phase()
-            self.presence.matching.postpone()
+            self.presence.matchmaking.postpone()
             return False
         self.await_swap()
         self.judge()

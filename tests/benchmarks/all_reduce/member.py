@@ -26,7 +26,7 @@ KILLED = 2  # place of the member that is killed
 
 
 def ours(address: str, place: int, members: int, numel: int, rounds: int) -> None:
-    """The peer's own gathering and group exchange."""
+    """The peer's own matchmaking and group exchange."""
     from peer.config.schema import ExchangeConfig, SwarmRunConfig
     from peer.exchange.group.all_reduce import AllReduceExchange
     from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams

@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.network_model.sleeping_peer train ...  environment: STEP_SECONDS, STEP_SIGMA (log-normal)
 
-Node, rendezvous, swap and outer step are real.
+Node, matchmaking, swap and outer step are real.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from peer.swarm.context import Decline
 from peer.swarm.directory import buckets, records
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.pairing.agreement import Agreement
+from peer.swarm.pairing.matchmaking import PairMatchmaking
 from peer.swarm.pairing.proposals import Proposals
-from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.presence import Presence
 from tests.simulated.p2p.dht import Value
 from tests.simulated.runtime import EPOCH
@@ -96,13 +96,13 @@ def test_on_lines_that_a_swap_fills_nobody_cuts_it_or_misses_a_meeting(
     swap: 2 of 5 rounds. One whose swap was late postponed its boundary without a word, and was avoided for it.
     """
     missed: list[float] = []
-    avoid, chance = PairMatching.avoid, random.Random(seed)
+    avoid, chance = PairMatchmaking.avoid, random.Random(seed)
 
-    def avoided(self: PairMatching, peer_id: str, *, offence: bool, late: bool = False) -> None:
+    def avoided(self: PairMatchmaking, peer_id: str, *, offence: bool, late: bool = False) -> None:
         missed.append(clock.monotonic())
         avoid(self, peer_id, offence=offence, late=late)
 
-    monkeypatch.setattr(PairMatching, "avoid", avoided)
+    monkeypatch.setattr(PairMatchmaking, "avoid", avoided)
     line = Machine(4.0, latency=0.01, up=6500.0, down=3e5, skew=0.0, starts=0.0)
     seconds = 1200.0
     scenario = Scenario(seed, "overlapped", (line,) * 4, (), seconds, inner_steps=10, numel=200_000, codec="int8")
@@ -211,13 +211,13 @@ def test_a_member_whose_swaps_all_time_out_is_left_out() -> None:
 def test_who_never_came_costs_each_member_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was left out for one inner phase, then for two: in a minute of the siege it cost each member five rounds."""
     missed: list[str] = []
-    avoid = PairMatching.avoid
+    avoid = PairMatchmaking.avoid
 
-    def note(self: PairMatching, peer_id: str, **how: Any) -> None:
+    def note(self: PairMatchmaking, peer_id: str, **how: Any) -> None:
         missed.append(self._node.member.name)
         avoid(self, peer_id, **how)
 
-    monkeypatch.setattr(PairMatching, "avoid", note)
+    monkeypatch.setattr(PairMatchmaking, "avoid", note)
     absent = replace(machine(0.17), lie="no-show")
     with in_a_folder(replace(swarm(*[machine(0.17)] * 5, absent, seconds=60.0), kind="blocking")) as world:
         world.run()

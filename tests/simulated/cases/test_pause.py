@@ -143,7 +143,7 @@ def test_a_leader_that_pauses_while_it_waits_for_others_costs_nobody_a_round() -
 
         def look() -> None:
             trainer: Any = world.peers[leader].trainer
-            leads = trainer is not None and trainer.boundary.presence.matching._leads
+            leads = trainer is not None and trainer.boundary.presence.matchmaking._leads
             if leads and world.loop.time() > BEGIN and not paused:
                 paused.append(world.loop.time())
                 Faults(world).happen(Fault(paused[0], "pause", (leader,), LENGTH, 0))

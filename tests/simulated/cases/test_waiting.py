@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from peer.rounds.progress import LATE_SLACK
-from peer.swarm.grouping.gathering import JOIN_SECONDS
+from peer.swarm.grouping.matchmaking import JOIN_SECONDS
 from tests.simulated.scenario import Fault, Kind, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
 
@@ -149,7 +149,7 @@ def test_nobody_waits_for_a_peer_that_is_asked_to_stop(kind: Kind, place: int) -
 
         def leave() -> None:
             trainer: Any = world.peers[leaves].trainer
-            if kind == "blocking" and trainer.boundary.presence.matching._agreement.meeting is None:
+            if kind == "blocking" and trainer.boundary.presence.matchmaking._agreement.meeting is None:
                 world.loop.call_later(0.05, leave)
                 return
             trainer.saver.checkpoints._seconds = WHOLE  # of its write, and again of its publish

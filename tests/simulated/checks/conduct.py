@@ -11,9 +11,9 @@ from peer.rounds.backoff import MEMORY
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
 from peer.rounds.types import Group, Outcome
-from peer.swarm.grouping.gathering import GroupMatching
+from peer.swarm.grouping.matchmaking import GroupMatchmaking
 from peer.swarm.pairing.agreement import Propose
-from peer.swarm.pairing.rendezvous import PairMatching
+from peer.swarm.pairing.matchmaking import PairMatchmaking
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 from tests.simulated.peer import SimulatedPeer
 from tests.simulated.scenario import EVERYONE
@@ -89,7 +89,7 @@ class Conduct:
         boundary: Any = peer.trainer.boundary
         presence = boundary.presence
         self._joined[peer.name] = self._world.loop.time()
-        if isinstance(presence.matching, PairMatching):
+        if isinstance(presence.matchmaking, PairMatchmaking):
             self._watch_meetings(peer, boundary)
         self._watch_waits(peer, boundary)
         ended = presence.ended
@@ -101,14 +101,14 @@ class Conduct:
             self._check_backoff(peer, presence)
             self._check_bounds(peer, boundary)
             self._world.relays.check(peer)
-            if isinstance(presence.matching, GroupMatching) and averaged.partners:
+            if isinstance(presence.matchmaking, GroupMatchmaking) and averaged.partners:
                 self._check_late(peer, set(boundary.exchange.incoming._waiting))
 
         presence.ended = noted
 
     def _watch_meetings(self, peer: SimulatedPeer, boundary: Any) -> None:
         presence, progress = boundary.presence, boundary.context.progress
-        agreement, backoff = presence.matching._agreement, presence._context.backoff
+        agreement, backoff = presence.matchmaking._agreement, presence._context.backoff
         commit = agreement.commit
 
         def committed(stream: Any, name: str, said: Any, own_eta: float) -> None:
@@ -131,7 +131,7 @@ class Conduct:
     def _watch_waits(self, peer: SimulatedPeer, boundary: Any) -> None:
         presence, group_for, cross = boundary.presence, boundary.presence.group_for, boundary.cross
         loop, overlapped = self._world.loop, hasattr(boundary, "_swap")
-        grouped = isinstance(presence.matching, GroupMatching)
+        grouped = isinstance(presence.matchmaking, GroupMatchmaking)
         rollback, judged = boundary.rollback, []
         sample = rollback._sample
 
@@ -237,10 +237,10 @@ class Conduct:
         if stale and since < self._world.loop.time() - 2 * EXPIRED:  # a newcomer did not read while it took the state
             self._world.violation(f"{peer.name} keeps expired records: {', '.join(stale)}")
         sizes = {"peers left out": len(presence._context.backoff._held)}
-        if isinstance(presence.matching, GroupMatching):
+        if isinstance(presence.matchmaking, GroupMatchmaking):
             sizes["waiting streams"] = len(boundary.exchange.incoming._waiting) + 3  # one of each other peer
-            sizes["joined members"] = len(presence.matching._leader._joined)
-            sizes["named members"] = len(presence.matching._known._named)
+            sizes["joined members"] = len(presence.matchmaking._leader._joined)
+            sizes["named members"] = len(presence.matchmaking._known._named)
         self._check_donor(peer)
         for what, size in sizes.items():
             if size > count + 2:

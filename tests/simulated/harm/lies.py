@@ -69,17 +69,17 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
         members = boundary.presence._members
         members._describe = partial(_boasted, members._describe)
     if lie == NO_ROSTER:
-        _never_form(boundary.presence.matching)
+        _never_form(boundary.presence.matchmaking)
     if lie == OUT_OF_DATE:
-        _send_away(boundary.presence.matching._leader, boundary.counters)
+        _send_away(boundary.presence.matchmaking._leader, boundary.counters)
     if lie == "no-show":
-        boundary.presence.matching._partner_of = partial(_absent, boundary.presence.matching._agreement)
+        boundary.presence.matchmaking._partner_of = partial(_absent, boundary.presence.matchmaking._agreement)
     if lie == "calls off":
-        boundary.presence.matching._partner_of = partial(_calls_off, boundary.presence.matching)
+        boundary.presence.matchmaking._partner_of = partial(_calls_off, boundary.presence.matchmaking)
 
 
-def _never_form(matching: Any) -> None:
-    known, leader = matching._known, matching._leader
+def _never_form(matchmaking: Any) -> None:
+    known, leader = matchmaking._known, matchmaking._leader
     known.leader, known.leadership.established = lambda: None, True
 
     async def gather(round: int, until: float) -> Group:
@@ -164,13 +164,13 @@ async def _absent(agreement: Agreement, meeting: Meeting, linger: float) -> None
     await asyncio.sleep(1.0)
 
 
-async def _calls_off(matching: Any, meeting: Meeting, linger: float) -> None:
+async def _calls_off(matchmaking: Any, meeting: Meeting, linger: float) -> None:
     """Once its partner is there, and proposes another one to it, which it calls off as well."""
     await asyncio.wait([meeting.came], timeout=10.0)
-    matching._agreement.cancel(meeting)
-    for record in matching._context.candidates():
+    matchmaking._agreement.cancel(meeting)
+    for record in matchmaking._context.candidates():
         if record.peer_id == meeting.stream.remote:
-            await matching._proposals._propose(record)
+            await matchmaking._proposals._propose(record)
 
 
 async def _nothing(*_: Any) -> AsyncIterator[bytes]:

@@ -18,11 +18,11 @@ from peer.rounds.backoff import PeerBackoff
 from peer.rounds.progress import Progress
 from peer.swarm.context import BoundaryClock, SwarmContext
 from peer.swarm.directory.directory import KEPT_NAMES, Members
-from peer.swarm.grouping.gathering import GroupMatching
+from peer.swarm.grouping.matchmaking import GroupMatchmaking
 from peer.swarm.pairing.agreement import Accept, Agreement, Meeting, PartnerReady, Propose
 from peer.swarm.pairing.candidate_order import MANY_DECLINE
+from peer.swarm.pairing.matchmaking import PairMatchmaking
 from peer.swarm.pairing.proposals import Proposals
-from peer.swarm.pairing.rendezvous import PairMatching
 from tests.unit.parts import member_record
 from tests.unit.virtual import run, stream_pair, virtual_time
 
@@ -66,23 +66,23 @@ def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(avoided: str, off: b
         mine, theirs = thread.call(stream_pair(), 5)
         boundary, backoff = BoundaryClock(Progress()), PeerBackoff()
         context: Any = SimpleNamespace(node=thread, boundary=boundary, backoff=backoff, members=Mock())
-        matching = PairMatching(context, Mock(), Mock())
+        matchmaking = PairMatchmaking(context, Mock(), Mock())
 
         async def agree() -> None:
-            matching._agreement.commit(mine, "partner", Accept(eta=1.0), 1.0)
+            matchmaking._agreement.commit(mine, "partner", Accept(eta=1.0), 1.0)
 
         async def told() -> None:
             with pytest.raises(StreamLost):
                 await theirs.receive(PartnerReady, 5)
 
         thread.call(agree(), 5)
-        matching.avoid(avoided, offence=True)
+        matchmaking.avoid(avoided, offence=True)
         clock.sleep(1.0)
-        assert backoff.avoided(avoided) and (matching._agreement.meeting is None) is off
+        assert backoff.avoided(avoided) and (matchmaking._agreement.meeting is None) is off
         if not off:
-            matching.call_off("another state replaces this one")
+            matchmaking.call_off("another state replaces this one")
             clock.sleep(1.0)
-            assert matching._agreement.meeting is None
+            assert matchmaking._agreement.meeting is None
         thread.call(told(), 20)
         thread.close()
 
@@ -102,7 +102,7 @@ def test_an_error_does_not_end_what_a_peer_does_in_the_background(thread: LoopTh
 
     node.serve_members, node.own = serve_members, SimpleNamespace()
     context = Mock(node=node)
-    pairs, group = PairMatching(context, Mock(), Mock()), GroupMatching(context, 600.0, equal=True)
+    pairs, group = PairMatchmaking(context, Mock(), Mock()), GroupMatchmaking(context, 600.0, equal=True)
     members: Any = Members(node, "run", Mock())
     pairs._proposals.seek = fails("seek")  # type: ignore[method-assign]
     group._keep_joined = fails("join")  # type: ignore[method-assign]
@@ -121,14 +121,14 @@ def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(
 
     async def meet() -> tuple[float, list[str]]:
         ours, theirs = await stream_pair()
-        matching, avoided = object.__new__(PairMatching), list[str]()
-        matching._context = SimpleNamespace(away=False)  # type: ignore[assignment]
-        matching._boundary = SimpleNamespace(here=True, progress=SimpleNamespace(phase_seconds=10.0))  # type: ignore[assignment]
-        matching._node = SimpleNamespace(proven={ours.remote})  # type: ignore[assignment]
-        matching._agreement = Agreement(SimpleNamespace(node=None, boundary=matching._boundary))  # type: ignore[arg-type]
-        matching.avoid = lambda peer_id, **_: avoided.append(peer_id)  # type: ignore[method-assign]
+        matchmaking, avoided = object.__new__(PairMatchmaking), list[str]()
+        matchmaking._context = SimpleNamespace(away=False)  # type: ignore[assignment]
+        matchmaking._boundary = SimpleNamespace(here=True, progress=SimpleNamespace(phase_seconds=10.0))  # type: ignore[assignment]
+        matchmaking._node = SimpleNamespace(proven={ours.remote})  # type: ignore[assignment]
+        matchmaking._agreement = Agreement(SimpleNamespace(node=None, boundary=matchmaking._boundary))  # type: ignore[arg-type]
+        matchmaking.avoid = lambda peer_id, **_: avoided.append(peer_id)  # type: ignore[method-assign]
         began = clock.monotonic()
-        assert await matching._partner_of(Meeting(ours, "b", eta, 0.0), 0.0) is None
+        assert await matchmaking._partner_of(Meeting(ours, "b", eta, 0.0), 0.0) is None
         assert theirs is not None
         return clock.monotonic() - began, avoided
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome
-from peer.swarm.context import Matching
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.healing import MIN_DIVERGENT_SWAPS, REMEMBERED_PARTNERS, DivergenceTracker
+from peer.swarm.matchmaking import Matchmaking
 from peer.swarm.presence import Presence
 from tests.unit.parts import member_record
 
@@ -193,7 +193,7 @@ def test_a_swap_is_noted_with_who_has_proposed_it(chosen: bool) -> None:
     noted: list[tuple[str, dict[str, Any]]] = []
     presence: Any = SimpleNamespace(
         avoid=lambda *_, **__: None,
-        matching=Matching(),
+        matchmaking=Matchmaking(),
         _group=Group(0),
         _members=SimpleNamespace(taken_by=lambda _: 2),
         _divergence=SimpleNamespace(note=lambda peer_id, **said: noted.append((peer_id, said))),

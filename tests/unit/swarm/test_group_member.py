@@ -17,7 +17,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.state import Lineage
 from peer.rounds.types import Outcome, Seat
 from peer.swarm.context import Decline
-from peer.swarm.grouping.gathering import GroupMatching
+from peer.swarm.grouping.matchmaking import GroupMatchmaking
 from peer.swarm.grouping.member import MOST_MESSAGES, GroupMember, LeaderStream
 from peer.swarm.grouping.messages import (
     AWAY,
@@ -128,17 +128,17 @@ def test_a_leader_that_lets_a_member_in_at_no_boundary_leads_it_no_longer(reason
 
     async def scene() -> None:
         group = Group(reason, redirects=redirects)
-        matching = GroupMatching(group.context, 600.0, equal=True)
-        group.known = matching._known
+        matchmaking = GroupMatchmaking(group.context, 600.0, equal=True)
+        group.known = matchmaking._known
         group.known.leadership.established = True
         for leader in "AAB":
             for peer_id in "AB":
                 group.known.learn(Seat(peer_id, peer_id.lower()), 1000.0)
                 group.context.node.proven.add(peer_id)
             assert group.leader() == leader
-            found = await matching._found(clock.monotonic() + 60.0)
+            found = await matchmaking._found(clock.monotonic() + 60.0)
             assert found.lost and found.assembly is None
-            matching.ended(found, Averaged(torch.zeros(1), Outcome.TIMEOUT, detail=found.lost))
+            matchmaking.ended(found, Averaged(torch.zeros(1), Outcome.TIMEOUT, detail=found.lost))
         for answer in group.answers:
             answer.cancel()
 
@@ -197,9 +197,9 @@ def test_who_takes_another_state_leaves_its_leader() -> None:
         leader = group.known.leader()
         assert leader is not None and await group.member.join(leader, 3) == ""
         group.context.node.spawn = group.context.node.background
-        matching = GroupMatching(group.context, 600.0, equal=True)
-        matching._member = group.member
-        matching.call_off("another state replaces this one")
+        matchmaking = GroupMatchmaking(group.context, 600.0, equal=True)
+        matchmaking._member = group.member
+        matchmaking.call_off("another state replaces this one")
         await asyncio.wait(group.answers, timeout=5)
         assert not group.member.admitted_by(leader)
         await asyncio.wait(group.answers, timeout=5)
@@ -208,7 +208,7 @@ def test_who_takes_another_state_leaves_its_leader() -> None:
         await group.member.join(leader, 3)  # which was under way
         assert not group.member.admitted_by(leader)
         call = JoinGroup(seat=Seat("B", "b"), round=3, eta=1.0)
-        assert matching._reply(call, "B") == Decline(reason=AWAY)  # as a leader
+        assert matchmaking._reply(call, "B") == Decline(reason=AWAY)  # as a leader
 
     run(scene())
 

@@ -196,7 +196,7 @@ def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatc
         _members=SimpleNamespace(woken=lambda: why == "woken"),
         origin=own,
         _context=SimpleNamespace(inner_steps=H, boundary=SimpleNamespace(progress=SimpleNamespace(phase_seconds=10.0))),
-        matching=SimpleNamespace(joins_late=True),
+        matchmaking=SimpleNamespace(joins_late=True),
         _joins_from=0,
         _divergence=divergence,
         _node=SimpleNamespace(peer_id="a"),
@@ -223,7 +223,7 @@ class Grouped:
             _step=lambda: 200 * H,
             _record=lambda: at_round("a", 200),
             _proved=lambda group: None,
-            matching=SimpleNamespace(ended=lambda *_: None, gave_no_state=self.refused.append),
+            matchmaking=SimpleNamespace(ended=lambda *_: None, gave_no_state=self.refused.append),
             _members=SimpleNamespace(live=lambda: records),
             _node=SimpleNamespace(member=SimpleNamespace(config="c")),
             _context=SimpleNamespace(

@@ -506,8 +506,8 @@ def test_a_member_that_leaves_as_its_message_comes_is_listened_to_no_more() -> N
 
     async def listen() -> None:
         ours, _ = await stream_pair()
-        matching, member = object.__new__(GroupLeader), JoinedMember(ours, Seat("b", "b"), 1, clock.monotonic() + 9.0)
-        matching._news = asyncio.Event()
+        leader, member = object.__new__(GroupLeader), JoinedMember(ours, Seat("b", "b"), 1, clock.monotonic() + 9.0)
+        leader._news = asyncio.Event()
 
         async def received(*_: Any) -> MemberReady:
             member.leave()
@@ -515,6 +515,6 @@ def test_a_member_that_leaves_as_its_message_comes_is_listened_to_no_more() -> N
 
         ours.receive = received  # type: ignore[method-assign, assignment]
         async with asyncio.timeout(60.0):
-            await matching._listen(member)
+            await leader._listen(member)
 
     in_virtual_time(listen())

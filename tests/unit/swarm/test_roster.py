@@ -14,7 +14,7 @@ from peer.rounds.backoff import MEMORY, PeerBackoff, Proven
 from peer.rounds.state import Lineage
 from peer.rounds.types import Seat
 from peer.swarm.context import BoundaryClock, SwarmContext
-from peer.swarm.grouping.gathering import GroupMatching
+from peer.swarm.grouping.matchmaking import GroupMatchmaking
 from peer.swarm.grouping.messages import LeaderNotice
 from peer.swarm.grouping.roster import (
     COST_FACTOR,
@@ -354,8 +354,8 @@ def test_a_live_member_that_does_not_join_costs_its_leader_one_round() -> None:
         training = LoopContext()
         counters: Any = SimpleNamespace(round=0, boundary_step=0, lineage=Lineage("x"))
         context = SwarmContext(node, members, BoundaryClock(training.progress), training, counters, 10)
-        matching = GroupMatching(context, 600.0, equal=True)
-        groups = [await matching._gather() for _ in range(3)]
+        matchmaking = GroupMatchmaking(context, 600.0, equal=True)
+        groups = [await matchmaking._gather() for _ in range(3)]
         assert [group.lost for group in groups] == ["b did not come", "", ""]
         assert other.notices and not any(group.links for group in groups)
 

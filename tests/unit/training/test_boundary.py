@@ -26,7 +26,8 @@ from peer.rounds.contribution import Averaged, Contribution
 from peer.rounds.progress import Progress
 from peer.rounds.state import Lineage, State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
-from peer.swarm.context import BoundaryClock, Matching
+from peer.swarm.context import BoundaryClock
+from peer.swarm.matchmaking import Matchmaking
 from peer.swarm.state_transfer.download import DonorBehind
 from peer.telemetry.metrics import ActivityTimer, Metrics
 from peer.telemetry.report import Reporter
@@ -43,7 +44,7 @@ from tests.unit.virtual import took
 H, TOTAL = 5, 100
 
 
-class NoMatching(Matching):
+class NoMatchmaking(Matchmaking):
     """Finds nobody."""
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class Presence:
         self.ended_rounds: list[Averaged] = []
         self.asked: list[tuple[int, ...]] = []
         self._context = SimpleNamespace(boundary=BoundaryClock(progress))
-        self.matching = NoMatching()
+        self.matchmaking = NoMatchmaking()
 
     def group_for(self, round: int, ended_phase_number: int | None = None) -> Group:
         self.asked.append((round,) if ended_phase_number is None else (round, ended_phase_number))
@@ -259,7 +260,7 @@ def test_nobody_waits_for_a_peer_whose_state_is_replaced(scene: Scene, overlap: 
             pass
         assert told.eta() == progress.phase_seconds
     boundary.abandon()
-    assert told.eta() is None and scene.presence.matching.called_off == ["another state replaces this one"]
+    assert told.eta() is None and scene.presence.matchmaking.called_off == ["another state replaces this one"]
     scene.train()
     assert told.eta() is not None
 
@@ -422,7 +423,7 @@ def test_while_a_swap_is_on_its_way_the_boundary_is_postponed(scene: Scene) -> N
         tokens += inner.tokens
         assert not boundary.cross(inner)
         assert (scene.state.counters.round, scene.length.remaining()) == (1, H)
-    assert scene.presence.matching.postponed == 2  # a partner does not wait
+    assert scene.presence.matchmaking.postponed == 2  # a partner does not wait
     exchange.mailboxes[0].over = True
     boundary.between_steps()
     tokens += (inner := scene.train()).tokens

@@ -41,7 +41,7 @@ class Strangers:
         self.progress = Progress()
         self._context = SimpleNamespace(boundary=BoundaryClock(self.progress))
         self.called_off = list[str]()
-        self.matching = SimpleNamespace(call_off=self.called_off.append)
+        self.matchmaking = SimpleNamespace(call_off=self.called_off.append)
         self.told = list[float | None]()  # seconds to its boundary, to others, at each download
 
     def replacement(self) -> Replacement | None:
@@ -142,7 +142,7 @@ def test_nobody_waits_for_a_peer_that_takes_the_weights_of_others(overlap: bool)
     progress.step_seconds = 1.0
     progress.begin(0, H)
     if not overlap:
-        with told.at_end_of(progress.phases):
+        with told.at_end_of(progress.phase_number):
             pass
     assert told.eta() == (0.0 if overlap else H)
     assert join_late(state, presence, clock())

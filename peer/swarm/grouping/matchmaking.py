@@ -18,7 +18,7 @@ from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import MESSAGE_TIMEOUT, Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome
-from peer.swarm.context import Decline, Matching, SwarmContext
+from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import LIFETIME
 from peer.swarm.grouping.leader import GroupLeader
 from peer.swarm.grouping.member import LEADER_PERIOD, LEADER_TRIES, GroupMember
@@ -33,12 +33,13 @@ from peer.swarm.grouping.messages import (
     OtherLeader,
 )
 from peer.swarm.grouping.roster import GATHER_PROTOCOL, KnownMembers
+from peer.swarm.matchmaking import Matchmaking
 
 JOIN_SECONDS = 2.0  # for which a leader at its boundary waits until the members that it knows have joined
 TOO_LATE = 0.5  # a member whose boundary is nearer than this share of the time to our next one has missed our last
 
 
-class GroupMatching(Matching):
+class GroupMatchmaking(Matchmaking):
     """One group. ``equal``: all members need the same lineage. ``patience``: seconds of the longest wait for a peer."""
 
     def __init__(self, context: SwarmContext, patience: float, *, equal: bool) -> None:

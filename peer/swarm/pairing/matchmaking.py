@@ -24,18 +24,19 @@ from peer.p2p.stream import MESSAGE_TIMEOUT, StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.progress import LATE_SLACK, may_be_late
 from peer.rounds.types import Group, Link
-from peer.swarm.context import Matching, SwarmContext
+from peer.swarm.context import SwarmContext
 from peer.swarm.healing import Origin
+from peer.swarm.matchmaking import Matchmaking
 from peer.swarm.pairing.agreement import Agreement, Meeting, PartnerReady
 from peer.swarm.pairing.proposals import MEET_PROTOCOL, Proposals
 
-log = get_logger("rendezvous")
+log = get_logger("pairing")
 
 MISSED_PHASES = 1.0  # inner phases for which a partner that did not come once is left out
 LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner before it goes on alone
 
 
-class PairMatching(Matching):
+class PairMatchmaking(Matchmaking):
     """Pairs: agrees on partners in the background."""
 
     joins_late = True
