@@ -19,6 +19,7 @@ from peer.swarm.directory.reader import Entry, Onlooker
 
 log = get_logger("watch")
 READ_PERIOD = 2.0  # seconds
+LEAST_READ_PAUSE = 0.2  # seconds after a reading that took about a period or longer
 READ_TIMEOUT = 20.0  # seconds
 STALE = 30.0  # seconds after which the last reading is too old
 SILENT_SECONDS = 3600.0  # after which members are lost although no other node says so
@@ -93,7 +94,7 @@ class Watch:
         while True:
             began = time.monotonic()
             await self.read(onlooker)
-            await asyncio.sleep(max(0.2, READ_PERIOD - (time.monotonic() - began)))
+            await asyncio.sleep(max(LEAST_READ_PAUSE, READ_PERIOD - (time.monotonic() - began)))
 
     async def read(self, onlooker: Onlooker) -> None:
         """Read the directory once; a failure is counted."""

@@ -26,6 +26,7 @@ log = get_logger("signals")
 
 IMPORT_LOOK = 0.05  # seconds between two looks whether an import has ended
 REAP_SECONDS = 5.0  # for a child that was killed
+LEAST_WAIT = 0.1  # seconds for a child to end when the deadline of all has passed
 
 
 class Signals:
@@ -163,7 +164,7 @@ class Child:
     def wait(self, deadline: float) -> None:
         """Wait until ``deadline`` (monotonic seconds), then kill it."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.1, deadline - clock.monotonic()))
+            self._process.wait(max(LEAST_WAIT, deadline - clock.monotonic()))
         self.end()
 
     def end(self) -> None:

@@ -21,7 +21,8 @@ from peer.swarm.directory.ended import ended_runs
 from peer.swarm.directory.reader import WATCHED_RUNS, Entry, Onlooker
 from peer.swarm.directory.records import LIFETIME
 
-REFRESH_SECONDS = 2.0
+REFRESH_SECONDS = 2.0  # between two tables
+RECORD_LOOK = 0.5  # seconds between two looks for the first record
 JOIN_TIMEOUT = 60.0  # seconds
 ALL_TOLD_TIMEOUT = 60.0  # seconds for all addresses to tell of runs that have ended: each has its own deadlines
 FIRST_RECORD_SECONDS = 15.0  # until the first record must be found
@@ -42,7 +43,7 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
         while not (found := onlooker.read()) and not ended:
             if time.monotonic() > until:
                 raise RunError(f"nobody is there: {initial_peers[0]} answers, but no peer has written a record")
-            time.sleep(REFRESH_SECONDS / 4)
+            time.sleep(RECORD_LOOK)
         if not sys.stdout.isatty():
             console = Console(width=TABLE_WIDTH)
             for table in shown.tables(found, time.time()):

@@ -133,7 +133,7 @@ class Daemon:
                 self._hangs = True
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End the process and remove its sockets. Stopping twice is fine."""
+        """End the process and remove its sockets. It is killed after ``timeout`` seconds. Stopping twice is fine."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()

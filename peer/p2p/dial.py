@@ -23,9 +23,11 @@ from peer.logs import get_logger
 from peer.p2p.addresses import CIRCUIT, is_circuit, owner_of, place_of
 
 log = get_logger("dial")
-ATTEMPT_SECONDS = 10.0
-DISCONNECT_SECONDS = 5.0
-COUNT_SECONDS = 5.0
+ATTEMPT_SECONDS = 10.0  # for one attempt
+DISCONNECT_SECONDS = 5.0  # for the daemon to close a connection
+COUNT_SECONDS = 5.0  # for the daemon to list its connections
+# Seconds until all initial peers are tried again: at first, as they may be starting too; at most, doubled each time
+FIRST_REDIAL, LAST_REDIAL = 0.5, 10.0
 KNOWN_IDS = 4096  # that are remembered
 BACKOFF = "dial backoff"
 HOPELESS = "peer id mismatch"  # another node has the address: a repetition finds it again
@@ -80,7 +82,7 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
     """
     for address in addresses:
         check_address(address)
-    deadline, pause = clock.monotonic() + timeout, 0.5
+    deadline, pause = clock.monotonic() + timeout, FIRST_REDIAL
     reasons: dict[str, str] = {}
     while addresses:
         reached: list[str] = []
@@ -105,7 +107,7 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
                 "the one it printed, and that its port is open in its firewall"
             )
         await asyncio.sleep(pause * random.uniform(0.8, 1.2))
-        pause = min(2 * pause, 10.0)
+        pause = min(2 * pause, LAST_REDIAL)
     return []
 
 

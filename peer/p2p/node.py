@@ -42,6 +42,8 @@ DHT_SHUTDOWN_TIMEOUT = 3.0  # seconds to leave the DHT
 RPC_TIMEOUT = 5.0  # seconds for one request to the daemon
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
 HEARD_SECONDS = 10.0  # without a byte, after which a connection may be dead
+START_GRACE = 10.0  # seconds after a deadline of the start, which ends first and says why
+KILL_SECONDS = 3.0  # for the daemon to end by itself when it is told to
 DECIDE_TIMEOUT = 60.0  # seconds for the initial peers to say whether they can dial this node
 
 
@@ -87,8 +89,8 @@ class Node(LoopThread):
                 self.listen(reach, port)
                 reached = self.connect()
         self._bulk.start(settings.host, settings.port, settings.bulk_port, listens=not reach.relayed)
-        self.call(self.join(reached, client=reach.relayed), settings.join_timeout + 10)
-        self.call(self._offer(reach), RESERVATION_TIMEOUT + 10)
+        self.call(self.join(reached, client=reach.relayed), settings.join_timeout + START_GRACE)
+        self.call(self._offer(reach), RESERVATION_TIMEOUT + START_GRACE)
         if not loopback:
             decides = settings.reach == "auto" and bool(settings.initial_peers) and not settings.announce
             self.keep(partial(self.own.watch, decides, partial(become_client, self.dht)))
@@ -153,7 +155,7 @@ class Node(LoopThread):
     def kill(self) -> None:
         """End the daemon at once and remove its sockets, without leaving the DHT first."""
         if self._daemon is not None:
-            self._daemon.stop(timeout=3)
+            self._daemon.stop(KILL_SECONDS)
 
     # -- on the network thread -----------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
 MESSAGE_TIMEOUT = 5.0  # seconds for one message
+CLOSE_SECONDS = 1.0  # for the other side to close after our last message, which nobody answers
 WRITE_CHUNK = 128 * 1024  # bytes for one deadline: on a slow line a whole part takes longer
 UNSENT_SECONDS = 25.0  # in which a stream that was closed sends the rest
 BAD_MESSAGE_CAP = 200  # characters that are said of a bad message: some of them are its sender's own

@@ -18,6 +18,7 @@ from peer.config.schema import NetworkConfig
 from peer.errors import UserError
 from peer.p2p.addresses import owner_of
 from peer.p2p.admission.dht_rules import Authority
+from peer.p2p.deadline import THREAD_GRACE
 from peer.p2p.dht.join import CLOCK_TOLERANCE, wrong_clock
 from peer.p2p.dial import Unreachable, check_address, dial
 from peer.p2p.greeting import MemberIdentity, MemberNode, guest_node
@@ -83,7 +84,8 @@ def _with(
 def _dialled(node: MemberNode, address: str) -> Finding:
     try:
         check_address(address)
-        node.call(dial(node.p2p, owner_of(address), [address], INITIAL_PEER_TIMEOUT), INITIAL_PEER_TIMEOUT + 5)
+        dialled = dial(node.p2p, owner_of(address), [address], INITIAL_PEER_TIMEOUT)
+        node.call(dialled, INITIAL_PEER_TIMEOUT + THREAD_GRACE)
     except UserError as error:
         return fail("initial peers", str(error), "correct peer.initial_peers")
     except Unreachable as error:

@@ -10,6 +10,7 @@ from peer.errors import RunError
 from peer.process import Child, Stop
 
 READY_LINE = re.compile(r" ready: .*\bhttp=(\S+)")  # a bootstrap node prints it when it listens
+READY_LOOK = 0.05  # seconds between two looks for it
 STOP_SECONDS = 900.0  # to finish a step and a swap, and to save: a large model's checkpoint takes minutes
 
 
@@ -34,5 +35,5 @@ def monitor_of(bootstrap: Child, timeout: float, stop: Stop) -> str:
             raise RunError(f"the bootstrap node ended: {bootstrap.last_line()}")
         if time.monotonic() > deadline:
             raise RunError(f"the bootstrap node did not start within {timeout:.0f} s; see {bootstrap.console}")
-        time.sleep(0.05)
+        time.sleep(READY_LOOK)
     return ready[1]

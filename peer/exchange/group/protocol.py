@@ -29,7 +29,7 @@ from peer.exchange.group.verdict import believed, decided, nobody, sane, succeed
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
 from peer.p2p.deadline import Leaving, in_time, running, unless_away
 from peer.p2p.greeting import MemberNode
-from peer.p2p.stream import BadMessage, M, Stream, StreamLost
+from peer.p2p.stream import CLOSE_SECONDS, BadMessage, M, Stream, StreamLost
 from peer.rounds.contribution import Averaged, as_bytes, host_vector
 from peer.rounds.transfer_rule import swap_limit
 from peer.rounds.types import Assembly, Group, Outcome
@@ -169,7 +169,7 @@ class GroupProtocol(ABC, Generic[Each]):
             *(control.send(verdict, self.settings.stall) for control in assembly.controls.values()),
             return_exceptions=True,  # a member that misses it learns so at its next boundary
         )
-        closing = (control.until_closed(1.0) for control in assembly.controls.values())
+        closing = (control.until_closed(CLOSE_SECONDS) for control in assembly.controls.values())
         await asyncio.gather(*closing, return_exceptions=True)
         return verdict, reports[assembly.me].digest if verdict.commit else ""
 

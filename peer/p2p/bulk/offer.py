@@ -35,8 +35,9 @@ log = get_logger("bulk")
 Found = TypeVar("Found")
 
 LEAST_BULK = 4 * 2**20  # bytes of a transfer: for less, connections are not worth their round trips
-DIAL_SECONDS = 2.0
+DIAL_SECONDS = 2.0  # for one connection: TCP, TLS and token
 READY_TIMEOUT = 2 * DIAL_SECONDS + 3.0  # seconds for the dialler's message
+TRANSFER_LOOK = 1.0  # seconds between two looks of a listener whether connections are left
 GONE_SECONDS = 5.0  # without connections of a role, after which a listener gives up
 UNREACHABLE_SECONDS = 1800.0  # for which a member is not dialled again
 USEFUL_SECONDS = 1800.0  # for which as many connections to a member are made as were useful
@@ -251,7 +252,7 @@ class _Dialler:
 async def _watch(stream: Stream, transfer: BulkTransfer) -> None:
     """The listener's side: end a transfer of which the other side makes no connections of a role any more."""
     while not transfer.closed:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(TRANSFER_LOOK)
         alone = any(not transfer.count(role) and not transfer.side(role).complete for role in Role)
         if stream.ended or (alone and clock.monotonic() - transfer.last_ended > GONE_SECONDS):
             transfer.lose(StreamLost("the partner has closed it") if stream.ended else None)

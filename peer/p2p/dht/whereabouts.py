@@ -34,6 +34,7 @@ ADDRESSES = 8  # of one peer
 REQUEST_BYTES = 1024
 IDLE = 60.0  # seconds without a request
 ANSWER_TIMEOUT = 5.0  # seconds to look up and send one
+FIND_SECONDS = 1  # for the daemon to look a connected peer up, which it has in memory; a whole number on its wire
 LIST_SHARE = 0.05  # of the time goes into lists of the connected peers: of hundreds, one takes many milliseconds
 KNOWN_SECONDS, UNKNOWN_SECONDS = 30.0, 1.0  # for which the addresses of a peer are used; that it has told none
 
@@ -107,7 +108,7 @@ async def known_addresses(p2p: Any, peer_id: PeerID) -> list[bytes]:
     """Multiaddrs (bytes) of a connected peer; none when the daemon knows none. The caller sets the deadline."""
     reader, writer = await p2p._client.control.daemon_connector.open_connection()
     with closing(writer):
-        find = p2pd_pb2.DHTRequest(type=p2pd_pb2.DHTRequest.FIND_PEER, peer=peer_id.to_bytes(), timeout=1)
+        find = p2pd_pb2.DHTRequest(type=p2pd_pb2.DHTRequest.FIND_PEER, peer=peer_id.to_bytes(), timeout=FIND_SECONDS)
         await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.DHT, dht=find))
         answer = p2pd_pb2.Response()
         await read_pbmsg_safe(reader, answer)

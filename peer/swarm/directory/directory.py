@@ -25,6 +25,8 @@ from peer.swarm.directory.records import NO_REPORT, MemberRecord
 log = get_logger("members")
 
 WAITING_SECONDS = 1.0  # the period while others are awaited; a newcomer's first one, then twice as long each time
+LEAST_PAUSE = 0.5  # seconds between two looks: one that took longer than the period is not followed at once
+EXPIRY_STEP = 0.01  # seconds: the DHT keeps a record only if it expires later than the one that it replaces
 ROUNDS_UNSAID = 4  # rounds after which a record is written again: others compare their own with it (healing.py)
 STILL_SECONDS = 60.0  # in which this process did nothing; more than a look takes, which counts too
 MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner stays a candidate without a record
@@ -132,7 +134,7 @@ class Members(Reader):
                 except Exception as error:  # noqa: BLE001 - hivemind raises many types; the next period may succeed
                     log.warning("the directory does not answer, trying again: %s", one_line(error))
             waits = self._said is not None and self._said.state == "waiting"
-            pause = max(0.5, period * random.uniform(0.8, 1.2) - (clock.monotonic() - began))
+            pause = max(LEAST_PAUSE, period * random.uniform(0.8, 1.2) - (clock.monotonic() - began))
             await asyncio.sleep(pause)
             self._woken = self._woken or clock.unix() - slept > pause + STILL_SECONDS
             period = WAITING_SECONDS if waits else min(2 * period, records.ANNOUNCE_SECONDS)
@@ -166,8 +168,7 @@ class Members(Reader):
         buckets = [*directory.writes(self._node.peer_id, self.members), *(self._copies if left else ())]
         old = self._written.expires < now + records.LIFETIME - records.WRITTEN_FOR
         if said != self._said or old:
-            # the DHT rejects a record that does not expire later than the one that it replaces
-            expires = max(now + records.LIFETIME, self._written.expires + 0.01)
+            expires = max(now + records.LIFETIME, self._written.expires + EXPIRY_STEP)
             self._said, self._written, self._copies = said, search.Held(records.encode(record), expires), {}
             if self.chance.random() * self.members < records.RUNS_WRITERS and not left:
                 works.append(self._name_run(expires - records.LIFETIME + records.RUNS_LIFETIME))

@@ -36,6 +36,11 @@ from peer.swarm.grouping.roster import GATHER_PROTOCOL, KnownMembers
 from peer.swarm.matchmaking import Matchmaking
 
 JOIN_SECONDS = 2.0  # for which a leader at its boundary waits until the members that it knows have joined
+JOIN_LOOK = 0.05  # seconds between two looks whether they have
+# Seconds after the longest wait for others before the training thread gives up on the network thread: the last try may
+# begin just before, and still joins a leader or sends the roster to each member.
+GATHER_GRACE = 60.0
+KNOWN_PHASES = 2.0  # inner phases, on top of a record's lifetime, for which a member of a round is known without one
 TOO_LATE = 0.5  # a member whose boundary is nearer than this share of the time to our next one has missed our last
 
 
@@ -65,7 +70,7 @@ class GroupMatchmaking(Matchmaking):
         """All members that are at this boundary too; waits for those that announced it."""
         assert ended_phase_number is None, "a group of everyone cannot overlap with inner steps"
         self._round = round - self._ahead
-        return self._node.call(self._gather(), self._known.longest(self._node.peer_id) + 60.0)
+        return self._node.call(self._gather(), self._known.longest(self._node.peer_id) + GATHER_GRACE)
 
     def call_off(self, reason: str) -> None:
         self._node.spawn(self._leave())
@@ -101,7 +106,7 @@ class GroupMatchmaking(Matchmaking):
             self._round = self._context.counters.round - self._ahead + 1  # from now on members join for the next round
             self._leader.round_began()
         for seat in found.assembly.seats if found.assembly else ():
-            self._known.learn(seat, LIFETIME + 2 * (self._boundary.progress.phase_seconds or 0.0))
+            self._known.learn(seat, LIFETIME + KNOWN_PHASES * (self._boundary.progress.phase_seconds or 0.0))
         return found
 
     async def _found(self, until: float) -> Group:
@@ -137,7 +142,7 @@ class GroupMatchmaking(Matchmaking):
             if (leader := self._known.leader()) is not None:
                 return f"{leader.name} leads"
             self._known.notify(missing)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(JOIN_LOOK)
         self._leads = True
         try:
             group = await self._leader.gather(self._round, until)

@@ -23,6 +23,9 @@ from peer.swarm.context import Decline, Seconds, SwarmContext
 log = get_logger("pairing")
 
 KEPT_CALLED_OFF = 1000  # ids
+# The stream of a meeting is read for so many times the time to the later boundary, and so many seconds more: the wait
+# for the partner (may_be_late) ends before, so this bounds only a stream that nobody waits for.
+MEETING_FACTOR, MEETING_SLACK = 2.0, 30.0
 
 
 class Propose(Message):
@@ -101,7 +104,7 @@ class Agreement:
 
     async def _listen(self, meeting: Meeting) -> None:
         """Wait until the partner is ready. If the stream ends before the boundary, this peer can find another one."""
-        patience = 2 * max(meeting.eta, self._boundary.eta() or 0.0) + 30
+        patience = MEETING_FACTOR * max(meeting.eta, self._boundary.eta() or 0.0) + MEETING_SLACK
         try:
             await meeting.stream.receive(PartnerReady, patience)
             meeting.resolve(True)

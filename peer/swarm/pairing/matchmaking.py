@@ -34,6 +34,11 @@ log = get_logger("pairing")
 
 MISSED_PHASES = 1.0  # inner phases for which a partner that did not come once is left out
 LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner before it goes on alone
+MEETINGS_TRIED = 2  # at a boundary: the agreed one, and another one if it fails
+# Inner phases, late partners and messages for which the training thread waits for the network thread. Each meeting may
+# take one and a half phases, as a partner may be late by half of the time that it announced: two take three, and the
+# rest is for proposals.
+WAIT_FACTOR = 4.0
 
 
 class PairMatchmaking(Matchmaking):
@@ -62,7 +67,7 @@ class PairMatchmaking(Matchmaking):
         linger = 0.0 if ended_phase_number is None else LINGER_PHASES * phase_seconds
         if self._boundary.run_ended:
             linger = self._patience
-        patience = linger + 4 * phase_seconds + 4 * (LATE_SLACK + MESSAGE_TIMEOUT)
+        patience = linger + WAIT_FACTOR * (phase_seconds + LATE_SLACK + MESSAGE_TIMEOUT)
         phase_number = self._boundary.progress.phase_number if ended_phase_number is None else ended_phase_number
         return self._node.call(self._meet(phase_number, linger), patience)
 
@@ -98,7 +103,7 @@ class PairMatchmaking(Matchmaking):
         until = began + linger
         try:
             with self._boundary.at_end_of(phase_number):
-                for _ in range(2):  # the agreed meeting, and another one if it fails
+                for _ in range(MEETINGS_TRIED):
                     while agreement.meeting is None:
                         await self._proposals.ask_around()
                         if agreement.meeting is not None or self._context.away or clock.monotonic() >= until:

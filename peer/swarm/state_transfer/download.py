@@ -16,7 +16,7 @@ from peer.p2p.bulk.offer import agree, offer
 from peer.p2p.deadline import in_time
 from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import fp32_rooms, receive_parts
-from peer.p2p.stream import BadMessage, Refused, Stream
+from peer.p2p.stream import CLOSE_SECONDS, BadMessage, Refused, Stream
 from peer.rounds.state import NO_ROUNDS, Lineage, State
 from peer.rounds.transfer_rule import CHECKS, copy_limit, state_limit
 from peer.rounds.types import Seat
@@ -100,7 +100,7 @@ async def download(
         with stream.transferring():
             await in_time(receiving, lambda: {"receiving": until - stream.all_received}, limit, patience / CHECKS)
         await stream.send(StateReceived(), STATE_TIMEOUT)
-        await stream.until_closed(1.0)
+        await stream.until_closed(CLOSE_SECONDS)
         got = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)
         log.info("took the state of a member: %s", got)
         done, donor = answer.phase_steps_done, record.peer_id
