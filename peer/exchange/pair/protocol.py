@@ -36,7 +36,9 @@ from peer.rounds.transfer_rule import answer_limit, swap_limit
 from peer.rounds.types import Group, Outcome, Reason, Verdict
 
 BLAMED = (Outcome.CORRUPT, Outcome.POISONED, Outcome.TIMEOUT)
-PART_STEPS = 6.0  # inner steps of both peers without a part: a partner opens parts only between its steps
+# Inner steps of both peers without a part. A partner opens parts only between its steps, so a step of each goes by
+# without one as a rule. Six leave room for a step that is long, as with an evaluation.
+PART_STEPS = 6.0
 LONGEST_STALL_SHARE = 0.5  # of the time limit. A partner says how long its steps are: lies buy no longer silence
 
 

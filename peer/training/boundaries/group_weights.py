@@ -29,7 +29,9 @@ from peer.training.validation import WORSE, Validation
 
 log = get_logger("boundary")
 
-LONGER = 10.0  # times this peer's momentum, or the distance of the slow weights: the longest momentum to take
+# Times this peer's momentum, or the distance of the slow weights: the longest momentum to take. An order of magnitude
+# has room for the rounds that this peer lacks, and bounds how far a lie moves the weights.
+LONGEST_MOMENTUM = 10.0
 LAST_DONORS = 3  # asked by who has lost the last round
 REPEAT_PAUSE = 1.0  # seconds until the next of them is asked, while they may repeat it; twice as many each time
 
@@ -122,7 +124,7 @@ class GroupWeights:
         own = self.state.vectors()
         moved = float(torch.dist(state.vectors[0], own[0]))
         for theirs, ours in zip(map(torch.linalg.vector_norm, state.vectors[1:]), own[1:], strict=True):
-            if not theirs <= LONGER * max(moved, float(torch.linalg.vector_norm(ours))):
+            if not theirs <= LONGEST_MOMENTUM * max(moved, float(torch.linalg.vector_norm(ours))):
                 return f"the momentum of {donor} is too long: {theirs:.4g}"
         if self.validation is not None:
             loss, usual = map(self.validation.loss_of, (state.vectors[0], own[0]))

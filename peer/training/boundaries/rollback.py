@@ -28,7 +28,9 @@ from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, parts
 from peer.training.outer_state import OuterState
 
-JUDGES = 16  # inner steps whose losses judge a merge
+# Inner steps whose losses judge a merge. A mean of 16 scatters by a quarter as much as one loss, so a rise by one
+# standard deviation of a loss still counts (SPREADS). The corrections, as large as the model, are kept until then.
+JUDGES = 16
 USUAL_LOSSES = 16  # recent losses that are usual, or those of the last phase
 JUMP = 1.1  # times the usual loss: so much may the loss be; after honest merges the median is 0.97
 SPREADS = 4.0  # and so many standard deviations above it, of a mean of as many losses: single batches scatter
