@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,9 @@ from peer.outer.slow_weights import SlowWeights
 from peer.process import LoopContext, Stop
 from peer.replica import model
 from peer.replica.inner_loop import InnerLoop
-from peer.rounds.state import NO_ROUNDS
 from peer.swarm.context import BoundaryClock, SwarmContext
 from peer.swarm.directory.records import MemberRecord
+from peer.training.outer_state import Counters
 from peer.training.state import PeerState
 
 LENGTH = 16
@@ -82,8 +81,8 @@ def member_record(peer_id: str, round: int = 10, *, taken: int = 0, root: str = 
 
 def context_of(node: Any, members: Any, stop: Stop | None = None) -> SwarmContext:
     """Of a peer that has trained nothing yet, with rounds of 100 inner steps."""
-    training, counters = LoopContext(stop=stop or Stop()), SimpleNamespace(round=0, boundary_step=0, lineage=NO_ROUNDS)
-    return SwarmContext(node, members, BoundaryClock(training.progress), training, counters, inner_steps=100)
+    training = LoopContext(stop=stop or Stop())
+    return SwarmContext(node, members, BoundaryClock(training.progress), training, Counters(), inner_steps=100)
 
 
 def no_compiler() -> AbstractContextManager[None]:

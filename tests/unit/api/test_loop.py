@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_type_hints
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -18,28 +17,44 @@ from torch import nn
 
 import peer
 from peer import logs
+from peer.api.config import OwnConfig, OwnRun
 from peer.api.loop import OuterLoop
 from peer.config.methods import DecoupledConfig
 from peer.errors import RunError, UserError
 from peer.outer.decoupled import Decoupled
 from peer.outer.slow_weights import SlowWeights
+from peer.process import LoopContext
 from peer.rounds.contribution import SparseContribution
-
-NAMES = ("_state", "_boundary", "_training", "_account", "_member", "_length", "_timer", "_progress", "_stop", "_model")
+from peer.telemetry.metrics import ActivityTimer, Metrics
+from peer.training.outer_state import Counters
 
 
 def watched_loop(step: int = 5, total: int = 100) -> tuple[OuterLoop, Any]:
-    """A loop whose parts are watched, ``step`` of ``total`` steps in."""
-    outer, watched = object.__new__(OuterLoop), Mock()
-    for name in NAMES:
-        setattr(outer, name, getattr(watched, name))
-    outer._total, outer._optimizers, outer._logfile, outer._step_ended = total, (), Path("peer.log"), True
+    """A loop as its constructor makes it, ``step`` of ``total`` steps in. What it would open or ask is watched."""
+    watched = Mock()
     watched._stop.requested, watched._member.presence.failure = False, ""
-    watched._state.inner.step = step
-    watched._state.counters = SimpleNamespace(tokens=0, phase_tokens=0, phase_steps_done=0)
-    watched._member.reporter = SimpleNamespace(count=0, recent=(), last=None, inner=lambda report: None)
+    watched._state.inner.step, watched._state.counters = step, Counters()
     watched._state.outer.slow.spans = ()
+    reporter = watched._member.reporter
+    reporter.count, reporter.recent, reporter.last = 0, (), None
     watched._length.remaining.return_value, watched._length.time_up = 5, False
+    watched._member.phase_length, watched._member.make_boundary.return_value = watched._length, watched._boundary
+    resources = Mock(timer=ActivityTimer(Metrics()), context=LoopContext())
+    resources.folder.path = Path()
+    parts: dict[str, Any] = {
+        "open_resources": lambda *_: nullcontext(resources),
+        "member_node": Mock(),
+        "connect": Mock(),
+        "OwnState": lambda *_, **__: watched._state,
+        "Membership": lambda *_, **__: watched._member,
+        "Stop": lambda: watched._stop,
+        "StepAccount": lambda: watched._account,
+        "atexit": Mock(),
+    }
+    config = OwnConfig(run=OwnRun(name="test", steps=total))
+    with patch.multiple("peer.api.loop", **parts), patch.object(logs, "attached", lambda *_: nullcontext()):
+        outer = OuterLoop(nn.Linear(1, 1), config, (), None)
+    watched.reset_mock()
     return outer, watched
 
 

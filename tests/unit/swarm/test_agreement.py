@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+import math
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -14,17 +14,39 @@ from peer.config.schema import RendezvousConfig
 from peer.logs import LOGGER
 from peer.p2p.event_loop import RESTART_SECONDS, LoopThread
 from peer.p2p.stream import BadMessage, StreamLost
-from peer.rounds.backoff import PeerBackoff
 from peer.rounds.progress import Progress
 from peer.swarm.context import BoundaryClock, SwarmContext
 from peer.swarm.directory.directory import KEPT_NAMES, Members
+from peer.swarm.directory.reader import Entry
 from peer.swarm.grouping.matchmaking import GroupMatchmaking
+from peer.swarm.healing import Origin
 from peer.swarm.pairing.agreement import Accept, Agreement, Meeting, PartnerReady, Propose
 from peer.swarm.pairing.candidate_order import MANY_DECLINE
 from peer.swarm.pairing.matchmaking import PairMatchmaking
 from peer.swarm.pairing.proposals import Proposals
-from tests.unit.parts import member_record
+from tests.unit.parts import context_of, member_record
 from tests.unit.virtual import run, stream_pair, virtual_time
+
+
+def training(node: Any, members: Any = None, *, phase_seconds: float, steps_left: int = 10) -> SwarmContext:
+    """Of a peer within an inner phase of ten steps."""
+    context = context_of(node, members or Mock())
+    context.training.progress.begin(steps_left, 10)
+    context.training.progress.step_seconds = phase_seconds / 10
+    return context
+
+
+def on_this_loop() -> Any:
+    """A node whose background tasks run on the test's event loop."""
+    node = Mock(background=asyncio.ensure_future)
+    node.member.name, node.member.config = "me", "c"
+    return node
+
+
+def proposals_of(context: SwarmContext, round: int = 0) -> Proposals:
+    agreement = Agreement(context)
+    agreement.round = round
+    return Proposals(context, RendezvousConfig(), Origin(), agreement)
 
 
 @pytest.mark.parametrize("step", ["end_run", "end_swaps"])
@@ -35,11 +57,11 @@ def test_who_has_made_its_last_inner_step_or_swap_calls_off_the_meeting_of_befor
     with virtual_time():
         thread = LoopThread()
         mine, theirs = thread.call(stream_pair(), 5)
-        boundary = BoundaryClock(Progress())
-        context = SimpleNamespace(node=SimpleNamespace(background=asyncio.ensure_future), boundary=boundary)
+        context = context_of(on_this_loop(), Mock())
+        boundary = context.boundary
 
         async def work() -> None:
-            agreement = Agreement(cast("SwarmContext", context))
+            agreement = Agreement(context)
             agreement.commit(mine, "partner", Accept(eta=1.0), 1.0)
             meeting: Any = agreement.meeting
             await getattr(agreement, step)()
@@ -64,9 +86,8 @@ def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(avoided: str, off: b
     with virtual_time():
         thread = LoopThread()
         mine, theirs = thread.call(stream_pair(), 5)
-        boundary, backoff = BoundaryClock(Progress()), PeerBackoff()
-        context: Any = SimpleNamespace(node=thread, boundary=boundary, backoff=backoff, members=Mock())
-        matchmaking = PairMatchmaking(context, Mock(), Mock())
+        context = context_of(thread, Mock())
+        matchmaking = PairMatchmaking(context, RendezvousConfig(), Origin())
 
         async def agree() -> None:
             matchmaking._agreement.commit(mine, "partner", Accept(eta=1.0), 1.0)
@@ -78,7 +99,7 @@ def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(avoided: str, off: b
         thread.call(agree(), 5)
         matchmaking.avoid(avoided, offence=True)
         clock.sleep(1.0)
-        assert backoff.avoided(avoided) and (matchmaking._agreement.meeting is None) is off
+        assert context.backoff.avoided(avoided) and (matchmaking._agreement.meeting is None) is off
         if not off:
             matchmaking.call_off("another state replaces this one")
             clock.sleep(1.0)
@@ -100,9 +121,10 @@ def test_an_error_does_not_end_what_a_peer_does_in_the_background(thread: LoopTh
 
         return work
 
-    node.serve_members, node.own = serve_members, SimpleNamespace()
-    context = Mock(node=node)
-    pairs, group = PairMatchmaking(context, Mock(), Mock()), GroupMatchmaking(context, 600.0, equal=True)
+    node.serve_members, node.own = serve_members, Mock()
+    context = context_of(node, Mock())
+    pairs = PairMatchmaking(context, RendezvousConfig(), Origin())
+    group = GroupMatchmaking(context, 600.0, equal=True)
     members: Any = Members(node, "run", Mock())
     pairs._proposals.seek = fails("seek")  # type: ignore[method-assign]
     group._keep_joined = fails("join")  # type: ignore[method-assign]
@@ -121,11 +143,9 @@ def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(
 
     async def meet() -> tuple[float, list[str]]:
         ours, theirs = await stream_pair()
-        matchmaking, avoided = object.__new__(PairMatchmaking), list[str]()
-        matchmaking._context = SimpleNamespace(away=False)  # type: ignore[assignment]
-        matchmaking._boundary = SimpleNamespace(here=True, progress=SimpleNamespace(phase_seconds=10.0))  # type: ignore[assignment]
-        matchmaking._node = SimpleNamespace(proven={ours.remote})  # type: ignore[assignment]
-        matchmaking._agreement = Agreement(SimpleNamespace(node=None, boundary=matchmaking._boundary))  # type: ignore[arg-type]
+        context, avoided = training(Mock(proven={ours.remote}), phase_seconds=10.0), list[str]()
+        context.boundary.here = True
+        matchmaking = PairMatchmaking(context, RendezvousConfig(), Origin())
         matchmaking.avoid = lambda peer_id, **_: avoided.append(peer_id)  # type: ignore[method-assign]
         began = clock.monotonic()
         assert await matchmaking._partner_of(Meeting(ours, "b", eta, 0.0), 0.0) is None
@@ -157,15 +177,10 @@ def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
     with virtual_time():
         thread = LoopThread()
         mine, theirs = thread.call(stream_pair(), 5)
-        progress = Progress()
-        progress.begin(10, 10)
-        progress.step_seconds = 2.0
-        context = SimpleNamespace(
-            node=SimpleNamespace(background=asyncio.ensure_future), boundary=BoundaryClock(progress)
-        )
+        context = training(on_this_loop(), phase_seconds=20.0)
 
         async def work() -> None:
-            agreement = Agreement(cast("SwarmContext", context))
+            agreement = Agreement(context)
             agreement.commit(mine, "partner", Accept(eta=1.0), announced)
             await asyncio.sleep(2.0)
             context.boundary.here = here
@@ -198,11 +213,9 @@ def test_who_calls_off_more_meetings_than_fill_an_inner_phase_is_left_out(
 
     async def scene() -> None:
         out = list[str]()
-        boundary: Any = SimpleNamespace(
-            here=True, run_ended=False, eta=lambda: 0.0, progress=SimpleNamespace(phase_seconds=10.0)
-        )
-        node = SimpleNamespace(background=asyncio.ensure_future)
-        agreement = Agreement(cast("SwarmContext", SimpleNamespace(node=node, boundary=boundary)), out.append)
+        context = training(on_this_loop(), phase_seconds=10.0)
+        context.boundary.here = True
+        agreement = Agreement(context, out.append)
         for number, seconds in enumerate(holds):
             mine, theirs = await stream_pair()
             agreement.commit(mine, "partner", Accept(eta=10.0), 10.0)
@@ -253,15 +266,13 @@ def test_who_does_not_answer_is_asked_last_and_given_up_if_nothing_else_comes_fr
 ) -> None:
     node, members = Mock(), Mock()
     node.hears.return_value, node.member.name = heard, "me"
-    boundary = SimpleNamespace(eta=lambda: 1.0, progress=SimpleNamespace(phase_seconds=2.0), run_ended=False)
-    context: Any = SimpleNamespace(node=node, members=members, boundary=boundary)
-    agreement: Any = SimpleNamespace(meeting=None, round=3)
+    context = training(node, members, phase_seconds=2.0)
 
     async def ask(*_: Any) -> None:
         raise failure
 
     async def propose() -> Proposals:
-        proposals = Proposals(context, Mock(), SimpleNamespace(root=""), agreement)  # type: ignore[arg-type]
+        proposals = proposals_of(context)
         proposals._ask = ask  # type: ignore[method-assign]
         await proposals._propose(member_record("other"))
         return proposals
@@ -273,10 +284,9 @@ def test_who_does_not_answer_is_asked_last_and_given_up_if_nothing_else_comes_fr
 
 def test_a_boundary_without_a_partner_has_the_number_of_its_round(caplog: pytest.LogCaptureFixture) -> None:
     """The line that ends the round counts from 1; this one counted from 0."""
-    agreement: Any = SimpleNamespace(round=3)
 
     async def ask_around() -> None:
-        proposals = Proposals(Mock(), Mock(), Mock(), agreement)
+        proposals = proposals_of(context_of(Mock(), Mock()), round=3)
         proposals._answered.clear()  # its last proposal stays open
         await proposals.ask_around()
 
@@ -287,27 +297,22 @@ def test_a_boundary_without_a_partner_has_the_number_of_its_round(caplog: pytest
 
 def test_who_answers_a_proposal_with_nonsense_is_avoided() -> None:
     """It was asked again in the same round, and its text was logged each time."""
-    node, dropped = Mock(), list[str]()
-    node.member.name = "me"
-    boundary = SimpleNamespace(eta=lambda: 1.0, progress=SimpleNamespace(phase_seconds=2.0), run_ended=False)
-    context: Any = SimpleNamespace(node=node, members=Mock(), boundary=boundary, backoff=PeerBackoff())
 
-    async def drop(peer_id: str) -> None:
-        dropped.append(peer_id)
+    async def scene() -> None:
+        context = training(on_this_loop(), phase_seconds=2.0)
+        proposals, (mine, theirs) = proposals_of(context), await stream_pair()
+        assert theirs is not None
 
-    agreement: Any = SimpleNamespace(meeting=None, round=3, drop=drop)
+        async def ask(*_: Any) -> None:
+            proposals._agreement.commit(mine, "other", Accept(eta=1.0), 1.0)  # it has proposed one meanwhile
+            raise BadMessage("kind: Field required")
 
-    async def ask(*_: Any) -> None:
-        raise BadMessage("kind: Field required")
-
-    async def propose() -> None:
-        proposals = Proposals(context, Mock(), SimpleNamespace(root=""), agreement)  # type: ignore[arg-type]
         proposals._ask = ask  # type: ignore[method-assign]
-        await proposals._propose(member_record("other"))
+        await proposals._propose(member_record(mine.remote))
+        assert context.backoff.avoided(mine.remote) and not context.backoff.welcome(mine.remote)
+        assert proposals._agreement.meeting is None
 
-    asyncio.run(propose())
-    assert context.backoff.avoided("other") and not context.backoff.welcome("other")
-    assert dropped == ["other"]  # a meeting that it proposed meanwhile
+    run(scene())
 
 
 def test_a_partner_has_the_name_of_its_record_whatever_its_proposal_says() -> None:
@@ -316,50 +321,40 @@ def test_a_partner_has_the_name_of_its_record_whatever_its_proposal_says() -> No
     async def scene() -> None:
         mine, theirs = await stream_pair()
         assert theirs is not None
-        progress, agreed = SimpleNamespace(phase_seconds=10.0), list[str]()
-        boundary = SimpleNamespace(eta=lambda: 1.0, progress=progress)
         members: Any = Members(Mock(), "run", Mock())
         members.known = {mine.remote: named("mallory")}
-        context: Any = SimpleNamespace(node=Mock(), members=members, boundary=boundary)
-        agreement: Any = SimpleNamespace(commit=lambda stream, name, *_: agreed.append(name))
-        proposals = Proposals(context, Mock(), SimpleNamespace(root=""), agreement)  # type: ignore[arg-type]
-        proposals._objection = lambda *_: None  # type: ignore[method-assign]
+        proposals = proposals_of(training(on_this_loop(), members, phase_seconds=10.0, steps_left=1))
         await theirs.send(Propose(name="bob", round=0, eta=1.0, phase=10.0), 5)
         await proposals.answer(mine)
-        assert agreed == ["mallory"]
+        meeting = proposals._agreement.meeting
+        assert meeting is not None and meeting.name == "mallory"
 
     run(scene())
 
 
-@pytest.mark.parametrize(("eta", "commits"), [(1.0, True), (None, False)])
-def test_an_answer_that_comes_after_another_state_was_asked_for_leads_to_no_meeting(
-    eta: float | None, commits: bool
-) -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_answer_that_comes_after_another_state_was_asked_for_leads_to_no_meeting(asked: bool) -> None:
     """The partner waited for a peer that took a state for minutes, and avoided it."""
-    agreed = list[str]()
-    boundary = SimpleNamespace(eta=lambda: eta, run_ended=False, here=False)
-    context: Any = SimpleNamespace(node=Mock(), members=Mock(), boundary=boundary, backoff=PeerBackoff(), away=False)
-    agreement: Any = SimpleNamespace(meeting=None, commit=lambda stream, name, *_: agreed.append(name))
-    proposals = Proposals(context, RendezvousConfig(), Mock(), agreement)
-    proposal = Propose(name="me", round=0, eta=1.0, phase=10.0)
-    proposals._consider(Accept(eta=1.0), proposal, Mock(remote="B"), "bob")
-    assert agreed == (["bob"] if commits else [])
+
+    async def scene() -> None:
+        mine, theirs = await stream_pair()
+        context = training(on_this_loop(), phase_seconds=10.0, steps_left=1)
+        proposals = proposals_of(context)
+        if asked:
+            context.training.progress.suspend()
+        proposal = Propose(name="me", round=0, eta=1.0, phase=10.0)
+        proposals._consider(Accept(eta=1.0), proposal, mine, "bob")
+        assert theirs is not None and (proposals._agreement.meeting is None) is asked
+
+    run(scene())
 
 
 def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_have_declined() -> None:
     """For longer each time, until one of them is met."""
     records = [member_record("met"), member_record("new")]
-    context: Any = SimpleNamespace(
-        node=Mock(),
-        members=Mock(),
-        boundary=SimpleNamespace(run_ended=False),
-        backoff=PeerBackoff(),
-        candidates=lambda: records,
-        others=list,
-    )
-    agreement = SimpleNamespace(meeting=None, round=1, called_off=lambda _: False)
-    origin = SimpleNamespace(late_to=lambda *_: False)
-    proposals = Proposals(context, Mock(), origin, agreement)  # type: ignore[arg-type]
+    members = Mock(candidates=lambda: records, live=lambda **_: records)
+    proposals = proposals_of(context_of(on_this_loop(), members), round=1)
+    agreement = proposals._agreement
 
     def wary_after(*asked: str) -> int:
         """Rounds in which a member that was met comes first, after one in which ``asked`` have declined."""
@@ -383,7 +378,7 @@ def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_h
 
 def named(name: str) -> Any:
     """What a member knows of another one."""
-    return SimpleNamespace(record=SimpleNamespace(name=name))
+    return Entry(member_record(name), math.inf)
 
 
 def test_a_newcomer_has_the_name_that_it_says_until_its_record_comes_but_not_that_of_another() -> None:
@@ -400,7 +395,7 @@ def test_a_newcomer_has_the_name_that_it_says_until_its_record_comes_but_not_tha
 
 def test_a_partner_keeps_its_name_while_its_record_is_away() -> None:
     """After a split its records come later than itself, so it was another partner in reports and tests."""
-    known = {"id-of-b": SimpleNamespace(record=SimpleNamespace(name="bob"))}
+    known = {"id-of-b": named("bob")}
     members: Any = Members(Mock(), "run", Mock())
     members.known = known
     assert members.name_of("id-of-b") == "bob"
@@ -408,6 +403,6 @@ def test_a_partner_keeps_its_name_while_its_record_is_away() -> None:
     assert members.name_of("id-of-b") == "bob"
     assert members.name_of("an-id-never-seen") == "an-id-never-seen"[-6:]
     for number in range(2 * KEPT_NAMES):
-        known[str(number)] = SimpleNamespace(record=SimpleNamespace(name="n"))
+        known[str(number)] = named("n")
         members.name_of(str(number))
     assert len(members._names) == KEPT_NAMES

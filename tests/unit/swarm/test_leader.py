@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -26,6 +27,7 @@ from peer.swarm.grouping.messages import (
     Roster,
     WaitFor,
 )
+from tests.unit.parts import context_of
 from tests.unit.virtual import LATENCY, NOTHING, stream_pair, took
 from tests.unit.virtual import run as in_virtual_time
 
@@ -506,8 +508,8 @@ def test_a_member_that_leaves_as_its_message_comes_is_listened_to_no_more() -> N
 
     async def listen() -> None:
         ours, _ = await stream_pair()
-        leader, member = object.__new__(GroupLeader), JoinedMember(ours, Seat("b", "b"), 1, clock.monotonic() + 9.0)
-        leader._news = asyncio.Event()
+        leader = GroupLeader(context_of(Mock(), Mock()), Mock(), equal=True)
+        member = JoinedMember(ours, Seat("b", "b"), 1, clock.monotonic() + 9.0)
 
         async def received(*_: Any) -> MemberReady:
             member.leave()

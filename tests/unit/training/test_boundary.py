@@ -256,7 +256,7 @@ def test_nobody_waits_for_a_peer_whose_state_is_replaced(scene: Scene, overlap: 
     scene.train()
     assert told.eta() is not None
     if failed:  # at its boundary
-        with told.at_end_of(progress.phases):
+        with told.at_end_of(progress.phase_number):
             pass
         assert told.eta() == progress.phase_seconds
     boundary.abandon()
