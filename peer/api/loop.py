@@ -81,7 +81,7 @@ class OuterLoop:
                 stack.callback(self._member.close)
                 self._member.join()
             self._length, self._boundary = self._member.phase_length, self._member.make_boundary()
-            self._training = stack.enter_context(ExitStack())  # the phase "inner" while the program trains
+            self._training = stack.enter_context(ExitStack())  # the activity "inner" while the program trains
             self._timer.lap()
             self._begin()
             self._stack = stack.pop_all()

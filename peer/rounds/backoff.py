@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from peer import clock
 from peer.rounds.types import Newest
 
-# Inner phases for which a peer is left out after its first offence. So it spoils at most one round in five, and one that
-# only had a bad line is met again after a few rounds.
+# Inner phases for which a peer is left out after its first offence. So it spoils at most one round in five, and one
+# that only had a bad line is met again after a few rounds.
 BACKOFF_PHASES = 4.0
 KEPT = 1000  # ids
 PROVEN = 256  # ids

@@ -40,11 +40,11 @@ REMEMBERED_PARTNERS = 15  # as many as the guard
 MIN_DIVERGENT_SWAPS = 2  # without a merge between them, before a peer acts on them
 EARLIER_PARTNERS = 1000  # ids
 KEPT_ROOTS = 16
-FASTER = 2  # times its own pace, a peer believes, was that of the others since it began
+PACE_RATIO = 2  # times its own pace, a peer believes, was that of the others since it began
 
 
 @dataclass(frozen=True)
-class Reach:
+class PositionBounds:
     """The rounds and the steps, first and last, between which a peer takes the position of others."""
 
     rounds: tuple[float, float] = (0, math.inf)
@@ -69,7 +69,7 @@ class Replacement:
     above: int  # the weights must be of a later round
     adopt: bool  # this peer does not keep its own change
     ids: Collection[str] = ()
-    reach: Reach = Reach()
+    bounds: PositionBounds = PositionBounds()
 
 
 class Position(Protocol):
@@ -87,36 +87,37 @@ class Origin:
 
     def __init__(self) -> None:
         self.root, self.since, self._step, self._time = "", 0, 0, clock.monotonic()
-        self._alone = self._as_good = self._met = False
+        self._alone = self._others_no_better = self._met = False
         self._roots: tuple[str, ...] = (self.root,)  # that these weights had, and have: the newest last
 
     def note(self, *, alone: bool, taken: bool, round: int, step: int, root: str) -> None:
         """It has looked for others, and perhaps ``taken`` the weights of one. ``round`` and ``step``: its own, 0 when
         its weights are fresh.
         """
-        self.root, self.since, self._alone, self._as_good, self._met = root, round, alone, False, taken
+        self.root, self.since, self._alone, self._others_no_better, self._met = root, round, alone, False, taken
         self._step, self._time, self._roots = step, clock.monotonic(), (root,)
 
-    def reach(self, round: int, step: int, inner_steps: int, phase_seconds: float | None) -> Reach:
+    def bounds(self, round: int, step: int, inner_steps: int, phase_seconds: float | None) -> PositionBounds:
         """Where this peer, now at ``round`` and ``step``, can be put by others: not back, and not beyond what they can
-        have done since it began, at :data:`FASTER` times its pace. Who has met nobody yet believes them, as a newcomer.
+        have done since it began, at :data:`PACE_RATIO` times its pace. Who has met nobody yet believes them, as a
+        newcomer does.
         """
         if not self._met or not phase_seconds:
-            return Reach()
-        phases = FASTER * (clock.monotonic() - self._time) / phase_seconds
+            return PositionBounds()
+        phases = PACE_RATIO * (clock.monotonic() - self._time) / phase_seconds
         most = max(round, self.since + phases), max(step, self._step + phases * inner_steps)
-        return Reach((round, most[0]), (step, most[1]))
+        return PositionBounds((round, most[0]), (step, most[1]))
 
     def with_group(self, round: int, step: int) -> None:
         """It has merged with its group at this position."""
         self.since, self._step, self._time, self._met = round, step, clock.monotonic(), True
 
-    def group_reach(self, usual: int, inner_steps: int, phase_seconds: float | None) -> Reach:
-        """Where its group can be: not behind the position of their last merge; its step not beyond what :meth:`reach`
+    def group_bounds(self, usual: int, inner_steps: int, phase_seconds: float | None) -> PositionBounds:
+        """Where its group can be: not behind the position of their last merge; its step not beyond what :meth:`bounds`
         says, or the phase after what is ``usual``: where the group waited for this peer, it is faster without it.
         """
-        reach = self.reach(self.since, self._step, inner_steps, phase_seconds)
-        return Reach((reach.rounds[0], math.inf), (reach.steps[0], max(reach.steps[1], usual + inner_steps)))
+        bounds = self.bounds(self.since, self._step, inner_steps, phase_seconds)
+        return PositionBounds((bounds.rounds[0], math.inf), (bounds.steps[0], max(bounds.steps[1], usual + inner_steps)))
 
     def met(self, root: str) -> None:
         """It has met a peer with this root; their weights will be averaged."""
@@ -124,16 +125,16 @@ class Origin:
         if self.root not in self._roots:
             self._roots = (*self._roots, self.root)[-KEPT_ROOTS:]
 
-    def is_as_good(self) -> None:
+    def others_are_no_better(self) -> None:
         """Weights that are rounds further are no better: both are averaged, as after a split."""
-        self._as_good = True
+        self._others_no_better = True
 
     def late(self, own: int, theirs: int, root: str) -> bool:
         """Does this peer, at round ``own``, gain more than it loses with the weights of a peer at round ``theirs``?
 
         A peer that has trained longer by itself has as much to give: then both are averaged, as after any split.
         """
-        apart = not self._as_good and (self._alone or root not in self._roots)
+        apart = not self._others_no_better and (self._alone or root not in self._roots)
         return apart and theirs - own > max(STALE_ROUNDS, own - self.since)
 
     def late_to(self, own: int, others: Sequence[Position]) -> bool:
@@ -148,7 +149,7 @@ class DivergentSwaps:
     times: int
     ahead: int  # rounds, as both said in their last swap
     taken: int  # of its record: a partner that has taken the weights of others since is a new one
-    drawn: bool = False  # this peer chose the partner in one of them, and it was not new
+    own_choice: bool = False  # this peer had proposed one of them, and the partner was not new
 
 
 class DivergenceTracker:
@@ -164,10 +165,10 @@ class DivergenceTracker:
         """
         before = self._partners.pop(peer_id, None)
         same = before if before is not None and before.taken == taken and bool(before.times) is divergent else None
-        times, drawn = (same.times, same.drawn) if same is not None else (0, False)
-        drawn = drawn or (chosen and peer_id in self._known)
-        self._partners[peer_id] = DivergentSwaps(times + 1 if divergent else 0, ahead, taken, drawn)
-        ids = [it for it, last in self._partners.items() if last.drawn is drawn]
+        times, own_choice = (same.times, same.own_choice) if same is not None else (0, False)
+        own_choice = own_choice or (chosen and peer_id in self._known)
+        self._partners[peer_id] = DivergentSwaps(times + 1 if divergent else 0, ahead, taken, own_choice)
+        ids = [it for it, last in self._partners.items() if last.own_choice is own_choice]
         for old in ids[:-REMEMBERED_PARTNERS]:
             del self._partners[old]
         if peer_id not in self._known:
@@ -197,7 +198,7 @@ class DivergenceTracker:
         """
         small = len(others) <= REMEMBERED_PARTNERS
         swaps = {record.peer_id: self._swaps_with(record, round) for record in others}
-        divergent = [other for other, last in swaps.items() if last.times and (small or last.drawn)]
+        divergent = [other for other, last in swaps.items() if last.times and (small or last.own_choice)]
         ours = 1 + min(len(others), REMEMBERED_PARTNERS) - len(divergent)
         if sum(swaps[it].times for it in divergent) < MIN_DIVERGENT_SWAPS or len(divergent) < ours + (not small):
             return []

@@ -94,19 +94,19 @@ class Presence:
         Divergent peers that have taken the weights of this peer's part are met again.
         """
         own, step, others = self._counters.round, self._counters.boundary_step, self.others()
-        if self._members.woken():  # others have trained on, as while a peer pauses
+        if self._members.was_suspended():  # others have trained on, as while a peer pauses
             self.origin.note(alone=True, taken=False, round=own, step=step, root=self.origin.root)
-        reach = self.origin.reach(own, step, self._context.inner_steps, self._context.boundary.progress.phase_seconds)
+        bounds = self.origin.bounds(own, step, self._context.inner_steps, self._context.boundary.progress.phase_seconds)
         joins_late = self.matchmaking.joins_late and own >= self._joins_from
         if joins_late and self.origin.late_to(own, others):
             why, adopt = "the swarm is older than this peer", not self.origin.since
-            return Replacement(why, own + STALE_ROUNDS, adopt=adopt, reach=reach)
+            return Replacement(why, own + STALE_ROUNDS, adopt=adopt, bounds=bounds)
         if not self._divergence.suspected:
             return None
         self._forgive(self._divergence.replaced(others))
         ids = self._divergence.larger_part(self._node.peer_id, own, others)
         why = "this peer has nothing in common with the swarm"
-        return Replacement(why, -1, adopt=True, ids=ids, reach=reach) if ids else None
+        return Replacement(why, -1, adopt=True, ids=ids, bounds=bounds) if ids else None
 
     def note_replacement(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer has ``taken`` the weights of others, or could not get them."""
@@ -196,7 +196,7 @@ class Presence:
     def state_of(self, donor: Seat, room: Sequence[Tensor], least: int = 0) -> State | None:
         """The verified state of a member of the group in ``room``, or ``None``. ``least``: see :func:`take_from`.
 
-        Its position is the member's own word: see :meth:`Origin.group_reach`.
+        Its position is the member's own word: see :meth:`Origin.group_bounds`.
         """
         phase_seconds, inner_steps = self._context.boundary.progress.phase_seconds, self._context.inner_steps
         ours = [it for it in self._members.live() if it.config == self._node.member.config]
@@ -207,7 +207,7 @@ class Presence:
             self.matchmaking.gave_no_state(donor.peer_id)
             return None
         usual = max(self._step(), usual_step(records))
-        believed = self.origin.group_reach(usual, inner_steps, phase_seconds).nearest(state)
+        believed = self.origin.group_bounds(usual, inner_steps, phase_seconds).nearest(state)
         if believed.step != state.step:
             told = fields(donor=donor.name, said=state.step, step=believed.step)
             log.warning("a step that a member of the group cannot have reached: %s", told)

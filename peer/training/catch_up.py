@@ -74,7 +74,7 @@ def join_late(
         presence.call_off("takes the weights of others")
         taken = _ask(needed, state, presence, validation)
         if taken is not None:
-            believed = needed.reach.nearest(taken)
+            believed = needed.bounds.nearest(taken)
             (state.adopt if needed.adopt else state.rebase)(believed)
             _note(state, presence, alone=False, taken=True)
             log.warning("%s: took its weights: %s", needed.why, fields(own_round=own, round=believed.round))
@@ -98,7 +98,7 @@ def _ask(needed: Replacement, state: OuterState, presence: Presence, validation:
             return taken
         bad.add(taken.donor)
     if bad and not needed.ids:
-        presence.origin.is_as_good()
+        presence.origin.others_are_no_better()
     return None
 
 

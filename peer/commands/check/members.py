@@ -23,7 +23,7 @@ from peer.p2p.stream import BadMessage, StreamLost
 from peer.swarm.directory.directory import present_members
 from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.grouping.roster import GATHER_PROTOCOL
+from peer.swarm.grouping.known_members import GATHER_PROTOCOL
 from peer.swarm.pairing.proposals import MEET_PROTOCOL
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 

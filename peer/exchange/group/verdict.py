@@ -1,8 +1,9 @@
 """The leader's verdict on a round of a group, by the members' reports, and what a member makes of it. Without network.
 
 The culprit is the member that is named by most of those that report a failure. If only one names it, that one may lie,
-or the line between the two may be cut. Then both are suspects, and one of them is left out (swarm/grouping/roster.py).
-If the leader names a member that this peer has not seen fail, that member is left out only when it is named again.
+or the line between the two may be cut. Then both are suspects, and one of them is left out
+(swarm/grouping/known_members.py). If the leader names a member that this peer has not seen fail, that member is left
+out only when it is named again.
 """
 
 from __future__ import annotations

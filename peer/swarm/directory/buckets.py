@@ -1,9 +1,9 @@
 """Which buckets of the directory a peer writes and which it reads. Pure: no network, no clock.
 
 At level L the directory has 2^L buckets. The first L bits of the hash of a peer's id name its bucket. Peers use the
-level at which a bucket has about ``TARGET`` members, so a peer's traffic does not grow with the swarm. Each peer
-estimates the swarm's size from the number of records in the buckets that it reads. These estimates differ a little: so
-a peer writes to the levels below and above its estimate and reads at the nearer one.
+level at which a bucket has about ``BUCKET_MEMBERS`` members, so a peer's traffic does not grow with the swarm. Each
+peer estimates the swarm's size from the number of records in the buckets that it reads. These estimates differ a
+little: so a peer writes to the levels below and above its estimate and reads at the nearer one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from math import ceil, floor, log2
 from typing import NamedTuple
 
-TARGET = 24  # members in a bucket
-DEEPEST = 20
+BUCKET_MEMBERS = 24  # members in a bucket
+LAST_LEVEL = 20  # a swarm of 25 million members has it
 READS = 3  # buckets a period
-WELCOME = 8  # buckets that a newcomer reads
+NEWCOMER_READS = 8  # buckets that a newcomer reads
 ANCHORED = 2  # the deepest level that is also read and written at the anchors (p2p/dht/anchors.py)
 NEAR_LOOKS = 4  # periods between two looks at the neighbouring levels
 WIDE_LOOKS = 48  # between two looks at all levels
@@ -45,7 +45,7 @@ def writes(peer_id: str, members: float) -> list[Bucket]:
 
 def own_buckets(peer_id: str) -> list[Bucket]:
     """Wherever a peer's record may be."""
-    return [bucket_of(peer_id, level) for level in range(DEEPEST + 1)]
+    return [bucket_of(peer_id, level) for level in range(LAST_LEVEL + 1)]
 
 
 def reads(members: float, count: int, first: int) -> list[Bucket]:
@@ -54,7 +54,7 @@ def reads(members: float, count: int, first: int) -> list[Bucket]:
     return [Bucket(level, (first + it) % 2**level) for it in range(min(count, 2**level))]
 
 
-class Size:
+class SwarmSize:
     """A peer's estimate of the number of members. Call ``look`` and ``learn`` once a period."""
 
     def __init__(self, members: float = 1.0) -> None:
@@ -68,7 +68,7 @@ class Size:
         the latter are seldom read: most are empty, and an empty one costs many requests.
         """
         self._number += 1
-        first = chance.randrange(2**DEEPEST) if self._first is None else self._first
+        first = chance.randrange(2**LAST_LEVEL) if self._first is None else self._first
         buckets, self._first = reads(self.members, count, first), first + count
         if not self._probing:
             return buckets
@@ -95,7 +95,7 @@ def probes(chance: random.Random, members: float | None = None) -> list[Bucket]:
     small for ever, and would read a level to which most others do not write.
     """
     level = None if members is None else round(_level(members))
-    levels = range(DEEPEST + 1) if level is None else range(max(0, level - 1), min(DEEPEST, level + 2) + 1)
+    levels = range(LAST_LEVEL + 1) if level is None else range(max(0, level - 1), min(LAST_LEVEL, level + 2) + 1)
     return [Bucket(level, chance.randrange(2**level)) for level in levels]
 
 
@@ -105,10 +105,10 @@ def estimate(found: Mapping[Bucket, int]) -> float:
     for bucket, count in found.items():
         counts.setdefault(bucket.level, []).append(count)
     full = {level: sum(all_of_it) / len(all_of_it) for level, all_of_it in counts.items()}
-    used = [level for level, mean in full.items() if mean >= TARGET / 2]
+    used = [level for level, mean in full.items() if mean >= BUCKET_MEMBERS / 2]
     level = max(used) if used else max(full, key=lambda level: (full[level], level), default=0)
     return 1 + full.get(level, 0.0) * 2.0**level
 
 
 def _level(members: float) -> float:
-    return min(max(0.0, log2(max(members, 1.0) / TARGET)), float(DEEPEST))
+    return min(max(0.0, log2(max(members, 1.0) / BUCKET_MEMBERS)), float(LAST_LEVEL))

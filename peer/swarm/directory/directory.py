@@ -27,8 +27,8 @@ log = get_logger("members")
 WAITING_SECONDS = 1.0  # the period while others are awaited; a newcomer's first one, then twice as long each time
 LEAST_PAUSE = 0.5  # seconds between two looks: one that took longer than the period is not followed at once
 EXPIRY_STEP = 0.01  # seconds: the DHT keeps a record only if it expires later than the one that it replaces
-ROUNDS_UNSAID = 4  # rounds after which a record is written again: others compare their own with it (healing.py)
-STILL_SECONDS = 60.0  # in which this process did nothing; more than a look takes, which counts too
+REWRITE_ROUNDS = 4  # rounds after which a record is written again: others compare their own with it (healing.py)
+SUSPENDED_SECONDS = 60.0  # in which this process did nothing; more than a look takes, which counts too
 MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner stays a candidate without a record
 KEPT_NAMES = 1000  # of partners, for reports
 
@@ -45,8 +45,8 @@ class Members(Reader):
         super().__init__(node, run)
         self._describe = describe
         self._names = Newest[str](KEPT_NAMES)  # by id, for reports: a record may come after a meeting
-        self._woken = False
-        self._said: MemberRecord | None = None  # as it was written last, without its counters
+        self._suspended = False
+        self._last_record: MemberRecord | None = None  # as it was written last, without its counters
         self._written = search.Held("", 0.0)
         self._copies: dict[Bucket, set[Any]] = {}  # ids of the nodes that have it
 
@@ -68,10 +68,10 @@ class Members(Reader):
 
     # -- from any thread
 
-    def woken(self) -> bool:
+    def was_suspended(self) -> bool:
         """Has this process stood still since the last call (a machine that slept, a container that was paused)?"""
-        woken, self._woken = self._woken, False
-        return woken
+        suspended, self._suspended = self._suspended, False
+        return suspended
 
     def candidates(self) -> list[MemberRecord]:
         """As :meth:`live` without those that are paused, and those met lately even if their records are not found:
@@ -133,17 +133,17 @@ class Members(Reader):
                     await work()
                 except Exception as error:  # noqa: BLE001 - hivemind raises many types; the next period may succeed
                     log.warning("the directory does not answer, trying again: %s", one_line(error))
-            waits = self._said is not None and self._said.state == "waiting"
+            waits = self._last_record is not None and self._last_record.state == "waiting"
             pause = max(LEAST_PAUSE, period * random.uniform(0.8, 1.2) - (clock.monotonic() - began))
             await asyncio.sleep(pause)
-            self._woken = self._woken or clock.unix() - slept > pause + STILL_SECONDS
+            self._suspended = self._suspended or clock.unix() - slept > pause + SUSPENDED_SECONDS
             period = WAITING_SECONDS if waits else min(2 * period, records.ANNOUNCE_SECONDS)
 
     async def _look(self) -> None:
         await self.look(directory.READS)
 
     async def _tell(self) -> None:
-        if self._said is None or self._said.state != "left":
+        if self._last_record is None or self._last_record.state != "left":
             await self._store(self._describe())
 
     async def _get_to_know(self) -> None:
@@ -160,16 +160,16 @@ class Members(Reader):
 
     async def _store(self, record: MemberRecord) -> None:
         """Write the record when it has changed or is old; otherwise to nodes that lack it."""
-        coarse = {"round": record.round // ROUNDS_UNSAID, "step": 0, "tokens_per_second": 0.0, "report": NO_REPORT}
+        coarse = {"round": record.round // REWRITE_ROUNDS, "step": 0, "tokens_per_second": 0.0, "report": NO_REPORT}
         said = record.model_copy(update=coarse)
         now, left, works = clock.unix(), record.state == "left", []
         if self._written.expires > now + records.LIFETIME + CLOCK_TOLERANCE:  # the clock was ahead, and has been set
-            self._said, self._written, self._copies = None, search.Held("", 0.0), {}
+            self._last_record, self._written, self._copies = None, search.Held("", 0.0), {}
         buckets = [*directory.writes(self._node.peer_id, self.members), *(self._copies if left else ())]
         old = self._written.expires < now + records.LIFETIME - records.WRITTEN_FOR
-        if said != self._said or old:
+        if said != self._last_record or old:
             expires = max(now + records.LIFETIME, self._written.expires + EXPIRY_STEP)
-            self._said, self._written, self._copies = said, search.Held(records.encode(record), expires), {}
+            self._last_record, self._written, self._copies = said, search.Held(records.encode(record), expires), {}
             if self.chance.random() * self.members < records.RUNS_WRITERS and not left:
                 works.append(self._name_run(expires - records.LIFETIME + records.RUNS_LIFETIME))
         works += [self._copy(bucket) for bucket in dict.fromkeys(buckets)]

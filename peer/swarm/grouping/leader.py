@@ -22,6 +22,7 @@ from peer.rounds.state import MAX_MEMBERS, Lineage
 from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.context import SwarmContext
+from peer.swarm.grouping.known_members import KnownMembers
 from peer.swarm.grouping.messages import (
     JoinGroup,
     LeaderMessage,
@@ -32,7 +33,6 @@ from peer.swarm.grouping.messages import (
     WaitFor,
     fitting,
 )
-from peer.swarm.grouping.roster import KnownMembers
 
 log = get_logger("grouping")
 

@@ -20,6 +20,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import LIFETIME
+from peer.swarm.grouping.known_members import GATHER_PROTOCOL, KnownMembers
 from peer.swarm.grouping.leader import GroupLeader
 from peer.swarm.grouping.member import LEADER_PERIOD, LEADER_TRIES, GroupMember
 from peer.swarm.grouping.messages import (
@@ -32,7 +33,6 @@ from peer.swarm.grouping.messages import (
     LeaderNotice,
     OtherLeader,
 )
-from peer.swarm.grouping.roster import GATHER_PROTOCOL, KnownMembers
 from peer.swarm.matchmaking import Matchmaking
 
 JOIN_SECONDS = 2.0  # for which a leader at its boundary waits until the members that it knows have joined

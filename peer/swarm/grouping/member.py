@@ -11,6 +11,7 @@ from peer.p2p.deadline import Leaving, unless_away
 from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.context import Decline, SwarmContext
+from peer.swarm.grouping.known_members import GATHER_PROTOCOL, KnownMembers
 from peer.swarm.grouping.messages import (
     AWAY,
     JOIN_ANSWER,
@@ -25,7 +26,6 @@ from peer.swarm.grouping.messages import (
     Roster,
     WaitFor,
 )
-from peer.swarm.grouping.roster import GATHER_PROTOCOL, KnownMembers
 
 log = get_logger("grouping")
 

@@ -11,8 +11,9 @@ from peer.rounds.types import Newest
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 from peer.swarm.pairing.agreement import Agreement
 
-WARY_ROUNDS = 4  # after members that were never met have cost time; twice as many after each further time
-WARY_DOUBLINGS = 4
+# Rounds in which members that were never met are asked last, after one of them has cost time; twice as many after each
+# further time, at most so often
+NEW_LAST_ROUNDS, NEW_LAST_DOUBLINGS = 4, 4
 MANY_DECLINE = 6  # members never met, in one round; a few do because they have a meeting
 KEPT_TRIED = 1000  # members
 
@@ -26,7 +27,7 @@ class CandidateOrder:
         self._tried = Newest[int](KEPT_TRIED)  # the round, before this one, in which a member was asked last
         self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
         self._silent: dict[str, float] = {}  # time at which a peer has not answered
-        self._wary_until = 0  # the round before which members that were never met are asked last
+        self._new_last_until = 0  # the round before which members that were never met are asked last
         self._in_vain = 0  # how often they have cost time since one was met
 
     def of(self, members: Sequence[MemberRecord]) -> list[MemberRecord]:
@@ -38,11 +39,11 @@ class CandidateOrder:
         """
         since = clock.monotonic() - LIFETIME
         self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}
-        wary = self._agreement.round < self._wary_until
+        new_last = self._agreement.round < self._new_last_until
 
         def order(it: MemberRecord) -> tuple[bool, bool, int]:
             met, tried = self.met_in(it.peer_id), self._tried.get(it.peer_id, NEVER)
-            return it.peer_id in self._silent, wary and met == NEVER, max(met, tried)
+            return it.peer_id in self._silent, new_last and met == NEVER, max(met, tried)
 
         return in_order(members, order)
 
@@ -72,19 +73,19 @@ class CandidateOrder:
     def note_silence(self, peer_id: str, *, silent: bool = True) -> None:
         """Its answer has not come, or came so late that it has cost time; not ``silent``: it could not be reached."""
         if peer_id not in self._met:
-            self._be_wary()
+            self._ask_new_last()
         if silent:
             self._silent[peer_id] = clock.monotonic()
 
     def end_round(self, round: int) -> None:
         """The next round has begun."""
         if round not in self._met.values() and len(self._asked.keys() - self._met.keys()) >= MANY_DECLINE:
-            self._be_wary()
+            self._ask_new_last()
         for peer_id in self._asked:
             self._tried[peer_id] = round
         self._asked = {}
 
-    def _be_wary(self) -> None:
+    def _ask_new_last(self) -> None:
         round = self._agreement.round
-        self._in_vain += round >= self._wary_until
-        self._wary_until = round + WARY_ROUNDS * 2 ** min(max(self._in_vain - 1, 0), WARY_DOUBLINGS)
+        self._in_vain += round >= self._new_last_until
+        self._new_last_until = round + NEW_LAST_ROUNDS * 2 ** min(max(self._in_vain - 1, 0), NEW_LAST_DOUBLINGS)

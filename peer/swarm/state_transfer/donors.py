@@ -8,7 +8,7 @@ from statistics import median_high, median_low
 from peer.swarm.directory.records import MemberRecord
 
 DONOR_AHEAD = 128  # rounds that a member may have done since it wrote its record
-FURTHER = 2  # no donor is beyond so many times the median round, plus what it may have done alone since then
+BELIEVED_RATIO = 2  # no donor is beyond so many times the median round, plus what it may have done alone since then
 ALONE_SECONDS, ALONE_ROUNDS = 3600.0, 1000  # the others were away for an hour at most; rounds where that is not known
 NEAR_ROUNDS = 5  # a member less than so many rounds behind the median is as good a donor
 
@@ -28,7 +28,7 @@ def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens_per_step
     rounds, steps, rate = (_median(values, len(records)) for values in zip(*said, strict=True))
     phases = ALONE_SECONDS * rate / (tokens_per_step * inner_steps) if rate and tokens_per_step else ALONE_ROUNDS
     alone = min(phases, ALONE_ROUNDS)
-    most = FURTHER * rounds + alone, FURTHER * steps + alone * inner_steps
+    most = BELIEVED_RATIO * rounds + alone, BELIEVED_RATIO * steps + alone * inner_steps
     return [it for it in records if it.round <= most[0] and it.step <= most[1]]
 
 
@@ -59,12 +59,12 @@ def usual_step(records: Sequence[MemberRecord]) -> int:
 
 
 def plausible_rate(record: MemberRecord, records: Sequence[MemberRecord]) -> float:
-    """The most tokens a second that a member among ``records`` is believed to do: its own word, up to ``FURTHER`` times
-    the second highest rate where there are three or more. The median is no measure of machines that differ by far, so
-    two members can give each other any rate.
+    """The most tokens a second that a member among ``records`` is believed to do: its own word, up to
+    ``BELIEVED_RATIO`` times the second highest rate where there are three or more. The median is no measure of machines
+    that differ by far, so two members can give each other any rate.
     """
     said = sorted(it.tokens_per_second for it in records)
-    return FURTHER * (record.tokens_per_second if len(said) < 3 else min(record.tokens_per_second, said[-2]))
+    return BELIEVED_RATIO * (record.tokens_per_second if len(said) < 3 else min(record.tokens_per_second, said[-2]))
 
 
 def donors_of(records: Sequence[MemberRecord], above: int, reached: int) -> list[MemberRecord]:

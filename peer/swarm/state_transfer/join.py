@@ -31,12 +31,12 @@ from peer.swarm.state_transfer.download import DonorBehind, DonorBusy, PartialSt
 
 log = get_logger("join")
 
-CHOOSY_REQUESTS = 3  # donors that must have our last rounds: each copies its state before it answers
+UP_TO_DATE_REQUESTS = 3  # donors that must have our last rounds: each copies its state before it answers
 STOP_PERIOD = 0.2  # seconds between two looks at the request to stop
 ASK_ALL_PAUSE = 1.0  # seconds between two rounds of asking all donors
 LONGEST_WAIT = 4 * 3600.0  # seconds for donors that are busy
 WAIT_LOG_PERIOD = 60.0  # seconds between two log lines about waiting
-HURRY = 80.0  # seconds that any state may take while there are other donors
+SHORT_PATIENCE = 80.0  # seconds that any state may take while there are other donors
 SLOW_DONORS = 2  # donors that are left because they are slower; after them our own link counts as slow
 
 
@@ -158,11 +158,11 @@ class _DonorSearch:
     def ask(self, donors: Sequence[MemberRecord], reached: int) -> State | None:
         """The state of the first donor that gives it; ``None`` when none does or this peer was stopped."""
         self.reasons, self._busy = [], False
-        asked = deque((record, reached if place < CHOOSY_REQUESTS else 0) for place, record in enumerate(donors))
+        asked = deque((record, reached if place < UP_TO_DATE_REQUESTS else 0) for place, record in enumerate(donors))
         while asked and not self._context.stopping:
             record, least = asked.popleft()
-            hurry = bool(asked) and self._slow < SLOW_DONORS
-            patience = HURRY if hurry else STATE_LEAST
+            impatient = bool(asked) and self._slow < SLOW_DONORS
+            patience = SHORT_PATIENCE if impatient else STATE_LEAST
             most = record.round + DONOR_AHEAD, record.step + DONOR_AHEAD * self._context.inner_steps
             work = download(self._node, record, self._partial, least, patience, most)
             size = self._partial.size
@@ -176,7 +176,7 @@ class _DonorSearch:
             except TooSlow as error:
                 self._slow += 1
                 self.reasons.append(f"{record.name}: {error}")
-                if hurry:
+                if impatient:
                     asked.append((record, least))
                 log.info("donor is slow: %s", fields(peer=record.name, parts=self._partial.have, reason=str(error)))
             except DonorBusy as error:

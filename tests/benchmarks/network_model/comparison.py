@@ -108,7 +108,7 @@ def directory_traffic(members: int) -> dict[str, float]:
     chance, sample = random.Random(0), ids[:: max(1, members // 100)]
     buckets = []
     for peer in sample:
-        size, own = directory.Size(members), directory.writes(peer, members)
+        size, own = directory.SwarmSize(members), directory.writes(peer, members)
         for _ in range(directory.WIDE_LOOKS):
             buckets.append(size.look(directory.READS, chance))
             size.learn({bucket: full[bucket] - (bucket in own) for bucket in buckets[-1]})

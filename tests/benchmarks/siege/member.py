@@ -22,8 +22,8 @@ from peer.p2p.greeting import MemberNode
 from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.types import Group, Seat
+from peer.swarm.grouping.known_members import GATHER_PROTOCOL
 from peer.swarm.grouping.messages import JOIN_ANSWER, Admitted, JoinGroup
-from peer.swarm.grouping.roster import GATHER_PROTOCOL
 from peer.swarm.state_transfer.donor import STATE_ANSWER, STATE_PROTOCOL, StateHeader, StateRequest
 from peer.training.trainer import Trainer
 from tests.simulated.harm import lies

@@ -18,7 +18,7 @@ from peer.p2p.reachability.circuit_messages import HOP
 from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL
 from peer.p2p.reachability.relay import PING_SECONDS, RELAY_PROTOCOL, Granted, Ping, Reserve
 from peer.p2p.stream import Stream, StreamLost
-from peer.swarm.grouping.roster import GATHER_PROTOCOL
+from peer.swarm.grouping.known_members import GATHER_PROTOCOL
 from peer.swarm.pairing.proposals import MEET_PROTOCOL
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 

@@ -13,7 +13,7 @@ import torch
 from peer.exchange.group.wire import GroupFailure
 from peer.rounds.types import Outcome
 from peer.swarm import presence
-from peer.swarm.grouping.roster import GATHER_PROTOCOL
+from peer.swarm.grouping.known_members import GATHER_PROTOCOL
 from peer.telemetry.run_log import Row
 from tests.simulated.harm.lies import NO_ROSTER, OUT_OF_DATE
 from tests.simulated.p2p.network import Connection

@@ -14,7 +14,7 @@ from peer.p2p.reachability.relay import RELAY_PROTOCOL, Relay
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, as_bytes
 from peer.rounds.types import Outcome
-from peer.swarm.directory.buckets import DEEPEST, READS
+from peer.swarm.directory.buckets import LAST_LEVEL, READS
 from peer.swarm.directory.reader import Reader
 from tests.simulated.p2p.network import CIRCUITS
 from tests.simulated.peer import SimulatedPeer
@@ -135,7 +135,7 @@ class Promises:
         names = [it.__qualname__ for it in coroutines if it is not None]
         names = [name for name in names if not name.startswith("SimulatedDHT")]
         pipes = names.count(Relay._pipe.__qualname__)  # two of a circuit, beside its handler and what ends it
-        reads = min(names.count(Reader._read.__qualname__), READS + DEEPEST + 1)
+        reads = min(names.count(Reader._read.__qualname__), READS + LAST_LEVEL + 1)
         if pipes > 2 * budgets.HOPS.all or len(names) > MOST_TASKS + 2 * count + 2 * pipes + 4 * reads:
             common = max(set(names), key=names.count)
             self._world.violation(f"{peer.name} has {len(names)} tasks, most of them {common}")

@@ -167,7 +167,7 @@ def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monke
             await stream.write(bytes(4), 10)
             await asyncio.sleep(0.2)
 
-    monkeypatch.setattr(join, "HURRY", 8.0)
+    monkeypatch.setattr(join, "SHORT_PATIENCE", 8.0)
     monkeypatch.setattr(join.random, "shuffle", lambda donors: None)
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, state(1.0), state(2.0))

@@ -356,7 +356,7 @@ def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_h
     proposals = proposals_of(context_of(on_this_loop(), members), round=1)
     agreement = proposals._agreement
 
-    def wary_after(*asked: str) -> int:
+    def new_last_after(*asked: str) -> int:
         """Rounds in which a member that was met comes first, after one in which ``asked`` have declined."""
         proposals._order._asked = dict.fromkeys(asked, 0.0)
         agreement.round += 1
@@ -368,12 +368,12 @@ def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_h
 
     proposals.met("met")
     many = [f"x{number}" for number in range(MANY_DECLINE)]
-    assert wary_after(*many) == 0  # that round had a partner
-    assert wary_after("met", *many[1:]) == 0  # a few have meetings, as in a swarm of three
-    assert [wary_after(*many) for _ in range(6)] == [4, 8, 16, 32, 64, 64]
+    assert new_last_after(*many) == 0  # that round had a partner
+    assert new_last_after("met", *many[1:]) == 0  # a few have meetings, as in a swarm of three
+    assert [new_last_after(*many) for _ in range(6)] == [4, 8, 16, 32, 64, 64]
     proposals.met("x")
-    assert wary_after(*many) == 0
-    assert wary_after(*many) == 4
+    assert new_last_after(*many) == 0
+    assert new_last_after(*many) == 4
 
 
 def named(name: str) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.swarm.directory import buckets as directory
-from peer.swarm.directory.buckets import READS, TARGET, Bucket, Size
+from peer.swarm.directory.buckets import BUCKET_MEMBERS, READS, Bucket, SwarmSize
 
 PERIODS = 60  # five minutes: one look at all levels is among them
 
@@ -25,7 +25,7 @@ class Swarm:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.chance = random.Random(0)
-        self.sizes = {name: Size() for name in names}
+        self.sizes = {name: SwarmSize() for name in names}
         self.table: dict[Bucket, set[str]] = {}
         self.read: Counter[str] = Counter()  # records read in the last period
         self.seen: dict[str, set[str]] = {name: set() for name in self.sizes}
@@ -33,7 +33,7 @@ class Swarm:
     def join(self) -> None:
         """One after the other, as newcomers do."""
         for name in self.sizes:
-            self.sizes[name] = Size(directory.estimate(self._look(name, directory.probes(self.chance))))
+            self.sizes[name] = SwarmSize(directory.estimate(self._look(name, directory.probes(self.chance))))
             self._write(name)
 
     def period(self) -> None:
@@ -65,7 +65,7 @@ def test_traffic_is_bounded_and_the_size_is_known(size: int) -> None:
     swarm.join()
     for _ in range(PERIODS):
         swarm.period()
-    assert max(swarm.read.values()) <= (READS + 6) * 2 * TARGET
+    assert max(swarm.read.values()) <= (READS + 6) * 2 * BUCKET_MEMBERS
     for members in swarm.members():
         assert 0.5 * size <= members <= 1.7 * size + 1
     assert all(
@@ -113,7 +113,7 @@ def test_a_swarm_that_starts_at_once_and_one_that_shrinks_come_to_the_right_leve
 @pytest.mark.parametrize("level", [0, 1, 2, 3, 5])
 def test_all_buckets_have_their_turn(level: int) -> None:
     """Seed 8099: of four, one was not read for the 30 s for which its records count."""
-    size = Size(TARGET * 2.0**level)
+    size = SwarmSize(BUCKET_MEMBERS * 2.0**level)
     size._settled = True
     turns = -(-(2**level) // READS)
     chance = random.Random(level)

@@ -13,7 +13,7 @@ from peer import clock
 from peer.p2p.dht import search
 from peer.p2p.node import RPC_TIMEOUT
 from peer.swarm.directory import records
-from peer.swarm.directory.directory import STILL_SECONDS, WAITING_SECONDS, Members
+from peer.swarm.directory.directory import SUSPENDED_SECONDS, WAITING_SECONDS, Members
 from peer.swarm.directory.duplicate_identity import DUPLICATE_LOOK, LOOK_PAUSE, duplicate_of
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, RUNS, MemberRecord
@@ -90,7 +90,7 @@ def test_a_member_that_is_dropped_while_its_name_is_looked_up_costs_the_training
     assert members.name_of("QmB") == record.name
 
 
-@pytest.mark.parametrize("seconds", [STILL_SECONDS / 2, 3600.0])
+@pytest.mark.parametrize("seconds", [SUSPENDED_SECONDS / 2, 3600.0])
 def test_a_machine_that_falls_asleep_while_the_directory_is_read_has_slept(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,9 +110,9 @@ def test_a_machine_that_falls_asleep_while_the_directory_is_read_has_slept(
             announcing = asyncio.ensure_future(members._keep_announcing())
             await asyncio.sleep(2 * WAITING_SECONDS)
             announcing.cancel()
-        return members.woken()
+        return members.was_suspended()
 
-    assert run(one_period()) == (seconds > STILL_SECONDS)
+    assert run(one_period()) == (seconds > SUSPENDED_SECONDS)
 
 
 def test_an_error_in_what_a_peer_says_of_itself_costs_one_period(written: list[float]) -> None:

@@ -17,6 +17,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.state import Lineage
 from peer.rounds.types import Outcome, Seat
 from peer.swarm.context import Decline
+from peer.swarm.grouping.known_members import KnownMembers
 from peer.swarm.grouping.matchmaking import GroupMatchmaking
 from peer.swarm.grouping.member import MOST_MESSAGES, GroupMember, LeaderStream
 from peer.swarm.grouping.messages import (
@@ -30,7 +31,6 @@ from peer.swarm.grouping.messages import (
     Roster,
     WaitFor,
 )
-from peer.swarm.grouping.roster import KnownMembers
 from tests.unit.virtual import run, stream_pair
 
 

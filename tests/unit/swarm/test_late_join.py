@@ -15,7 +15,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
 from peer.rounds.types import Assembly, Group, Outcome, Seat
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Reach, Replacement
+from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, PositionBounds, Replacement
 from peer.swarm.pairing.proposals import Proposals
 from peer.swarm.presence import Presence
 from tests.unit.parts import member_record
@@ -65,7 +65,7 @@ def test_one_whose_weights_are_as_good_is_not_late_until_it_takes_others(
     own: int, theirs: int, alone: bool, root: str
 ) -> None:
     it = origin(alone=alone)
-    it.is_as_good()
+    it.others_are_no_better()
     assert not it.late(own, theirs, root)
     it.note(alone=True, taken=False, round=0, step=0, root="a")
     assert it.late(0, STALE_ROUNDS + 1, root)
@@ -143,8 +143,8 @@ def test_a_position_is_bounded_by_the_time_since_it_began(
     said: int, believed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many ids as there are honest members could end their run, or begin it again."""
-    reach = trained_with_others(Time(monkeypatch), 300.0).reach(40, 40 * H, H, 10.0)
-    taken = reach.nearest(claim(said))
+    bounds = trained_with_others(Time(monkeypatch), 300.0).bounds(40, 40 * H, H, 10.0)
+    taken = bounds.nearest(claim(said))
     assert (taken.round, taken.step) == (believed, believed * H)
     assert taken.phase_steps_done == (3 if said == believed else 0)
 
@@ -152,8 +152,8 @@ def test_a_position_is_bounded_by_the_time_since_it_began(
 @pytest.mark.parametrize("done", [H + 1, 10**6])
 def test_steps_since_the_boundary_are_bounded_too(done: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are added to the step of the boundary, so they ended a run as well."""
-    reach = trained_with_others(Time(monkeypatch), 300.0).reach(40, 40 * H, H, 10.0)
-    taken = reach.nearest(claim(69, done))
+    bounds = trained_with_others(Time(monkeypatch), 300.0).bounds(40, 40 * H, H, 10.0)
+    taken = bounds.nearest(claim(69, done))
     assert (taken.round, taken.step, taken.phase_steps_done) == (69, 69 * H, 0)
 
 
@@ -162,9 +162,9 @@ def test_who_meets_a_member_has_a_measure_from_then_on(monkeypatch: pytest.Monke
     own = Origin()
     own.note(alone=False, taken=False, round=0, step=0, root="a")
     time.now += 10.0
-    assert own.reach(1, H, H, 10.0) == Reach()
+    assert own.bounds(1, H, H, 10.0) == PositionBounds()
     own.met("a")
-    assert own.reach(1, H, H, 10.0) == Reach((1, 2), (H, 2 * H))
+    assert own.bounds(1, H, H, 10.0) == PositionBounds((1, 2), (H, 2 * H))
 
 
 def test_taking_weights_often_takes_a_peer_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,17 +172,17 @@ def test_taking_weights_often_takes_a_peer_no_further(monkeypatch: pytest.Monkey
     own, round = origin(0), 0
     for _ in range(50):
         time.now += 20.0  # two phases
-        round = own.reach(round + 2, (round + 2) * H, H, 10.0).nearest(claim(10**6)).round
+        round = own.bounds(round + 2, (round + 2) * H, H, 10.0).nearest(claim(10**6)).round
         own.note(alone=False, taken=True, round=round, step=round * H, root="b")
     assert round == 2 * 50 * 20 / 10
 
 
 @pytest.mark.parametrize(("alone", "phase_seconds"), [(True, 10.0), (False, None), (False, 0.0)])
 def test_who_has_met_nobody_believes_its_swarm(alone: bool, phase_seconds: float | None) -> None:
-    assert origin(10, alone=alone).reach(40, 40 * H, H, phase_seconds) == Reach()
+    assert origin(10, alone=alone).bounds(40, 40 * H, H, phase_seconds) == PositionBounds()
 
 
-@pytest.mark.parametrize("why", ["late", "divergent", "woken"])
+@pytest.mark.parametrize("why", ["late", "divergent", "suspended"])
 def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But that of a peer whose machine has slept: the others have trained on."""
     own = trained_with_others(Time(monkeypatch), 300.0)
@@ -193,7 +193,7 @@ def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatc
     presence: Any = SimpleNamespace(
         _counters=SimpleNamespace(round=40, boundary_step=40 * H),
         others=lambda: others,
-        _members=SimpleNamespace(woken=lambda: why == "woken"),
+        _members=SimpleNamespace(was_suspended=lambda: why == "suspended"),
         origin=own,
         _context=SimpleNamespace(inner_steps=H, boundary=SimpleNamespace(progress=SimpleNamespace(phase_seconds=10.0))),
         matchmaking=SimpleNamespace(joins_late=True),
@@ -204,7 +204,7 @@ def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatc
     )
     needed = Presence.replacement(presence)
     assert isinstance(needed, Replacement) and bool(needed.ids) is (why == "divergent")
-    assert needed.reach == (Reach() if why == "woken" else Reach((40, 70), (40 * H, 70 * H)))
+    assert needed.bounds == (PositionBounds() if why == "suspended" else PositionBounds((40, 70), (40 * H, 70 * H)))
 
 
 class Grouped:

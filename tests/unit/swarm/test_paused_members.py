@@ -13,7 +13,7 @@ from peer.rounds.types import Seat
 from peer.swarm.context import SwarmContext
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.reader import Entry
-from peer.swarm.grouping.roster import KnownMembers
+from peer.swarm.grouping.known_members import KnownMembers
 from peer.swarm.state_transfer.donors import donors_of
 from tests.unit.parts import context_of, member_record
 

@@ -37,7 +37,7 @@ from peer.swarm.state_transfer.donor import (
     StateRequest,
 )
 from peer.swarm.state_transfer.download import DonorBehind, PartialState, download
-from peer.swarm.state_transfer.join import ASK_ALL_PAUSE, HURRY, take_from
+from peer.swarm.state_transfer.join import ASK_ALL_PAUSE, SHORT_PATIENCE, take_from
 from tests.unit.virtual import RATE, stream_pair, took
 
 PARTS = 5
@@ -133,7 +133,8 @@ def test_a_state_of_more_than_there_can_be_is_not_taken(
     [
         (never, STATE_LEAST, "", STATE_TIMEOUT, 0),
         (freezes, STATE_LEAST, "", STATE_STALL, 1),
-        (dribbles, HURRY, "too slow: receiving at", 2 * HURRY / 4, 1),  # others are asked; its first part was fast
+        # others are asked; its first part was fast
+        (dribbles, SHORT_PATIENCE, "too slow: receiving at", 2 * SHORT_PATIENCE / 4, 1),
         (sends_a_part_in_two_minutes, STATE_LEAST, "too slow: receiving at", 2 * STATE_LEAST / 4, 2),
     ],
 )

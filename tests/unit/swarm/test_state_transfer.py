@@ -31,7 +31,7 @@ from peer.swarm.state_transfer import join
 from peer.swarm.state_transfer.donor import STATE_ANSWER, Donor, DonorFull, StateHeader, StateReceived, StateRequest
 from peer.swarm.state_transfer.donors import DONOR_AHEAD, NEAR_ROUNDS, donors_of, furthest, plausible
 from peer.swarm.state_transfer.download import DonorBehind, DonorBusy
-from peer.swarm.state_transfer.join import ASK_ALL_PAUSE, CHOOSY_REQUESTS, STOP_PERIOD, take_from, take_state
+from peer.swarm.state_transfer.join import ASK_ALL_PAUSE, STOP_PERIOD, UP_TO_DATE_REQUESTS, take_from, take_state
 from tests.unit.parts import context_of
 from tests.unit.virtual import stream_pair, took
 
@@ -166,7 +166,7 @@ def test_few_are_asked_for_rounds_that_perhaps_nobody_has(monkeypatch: pytest.Mo
     monkeypatch.setattr(join, "download", download)
     found = taken(5, reached=9)
     assert found is not None and found.round == 5
-    assert asked == [9] * CHOOSY_REQUESTS + [0]
+    assert asked == [9] * UP_TO_DATE_REQUESTS + [0]
 
 
 @in_virtual_time
@@ -328,7 +328,7 @@ def test_a_slow_donor_is_left_for_others_until_it_is_our_own_link(
     async def download(*args: Any) -> State:
         number = int(args[1].name.removeprefix("peer-"))
         asked.append(number)
-        if number in slow and args[4] == join.HURRY:
+        if number in slow and args[4] == join.SHORT_PATIENCE:
             raise TooSlow
         return State(125, 5, [])
 

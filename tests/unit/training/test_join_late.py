@@ -16,7 +16,7 @@ from peer.errors import RunError
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.swarm.context import BoundaryClock
-from peer.swarm.healing import STALE_ROUNDS, Origin, Reach, Replacement
+from peer.swarm.healing import STALE_ROUNDS, Origin, PositionBounds, Replacement
 from peer.swarm.presence import Presence
 from peer.telemetry.metrics import ActivityTimer, Metrics
 from peer.training.catch_up import join_late
@@ -37,7 +37,7 @@ class Strangers:
         self.phi, self.origin, self.noted = phi, Origin(), list[bool]()
         self.ids, self.liars, self.asked = ["b"], list[str](), list[str]()
         self._further = further  # a latecomer's swarm is, by as many rounds
-        self.reach = Reach()
+        self.bounds = PositionBounds()
         self.progress = Progress()
         self._context = SimpleNamespace(boundary=BoundaryClock(self.progress))
         self.called_off = list[str]()
@@ -46,8 +46,8 @@ class Strangers:
 
     def replacement(self) -> Replacement | None:
         if self._further:
-            return Replacement("late", 9 + STALE_ROUNDS, adopt=True, reach=self.reach)
-        return Replacement("diverged", -1, adopt=True, ids=self.ids, reach=self.reach) if self.ids else None
+            return Replacement("late", 9 + STALE_ROUNDS, adopt=True, bounds=self.bounds)
+        return Replacement("diverged", -1, adopt=True, ids=self.ids, bounds=self.bounds) if self.ids else None
 
     def take_state(
         self, room: Sequence[Tensor], timeout: float, *, above: int, among: Collection[str], without: Collection[str]
@@ -124,7 +124,7 @@ def test_weights_are_taken_and_their_position_is_bounded(
 ) -> None:
     state = trained()
     presence = Strangers(trained(20).outer.slow.phi, further=further)
-    presence.reach = Reach((9, 12.5), (9 * H, 12 * H))
+    presence.bounds = PositionBounds((9, 12.5), (9 * H, 12 * H))
     assert join_late(state, presence, clock(), validation(state))  # type: ignore[arg-type]
     assert (state.counters.round, state.inner.step) == (round, round * H)
     assert presence.origin.since == round

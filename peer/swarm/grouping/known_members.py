@@ -30,8 +30,8 @@ NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
 UNREACHED_PHASES = 2.0  # inner phases until one that could not be reached is asked again
 COST_FACTOR = 4.0  # times as long as it made others wait for no group, a leader is left out at least
-NEW_PHASES = 6.0  # inner phases
-NEW_SLACK = 10.0  # seconds
+NEW_PHASES = 6.0  # inner phases for which a member that has taken part in no round is waited for
+NEW_SLACK = 10.0  # seconds on top of them
 NAMED_MEMBERS = 1000  # members from messages that are kept
 
 

@@ -14,9 +14,7 @@ from peer.rounds.backoff import MEMORY, PeerBackoff, Proven
 from peer.rounds.state import Lineage
 from peer.rounds.types import Seat
 from peer.swarm.context import BoundaryClock, SwarmContext
-from peer.swarm.grouping.matchmaking import GroupMatchmaking
-from peer.swarm.grouping.messages import LeaderNotice
-from peer.swarm.grouping.roster import (
+from peer.swarm.grouping.known_members import (
     COST_FACTOR,
     MEMBER_BACKOFF,
     NEW_PHASES,
@@ -24,6 +22,8 @@ from peer.swarm.grouping.roster import (
     UNREACHED_PHASES,
     KnownMembers,
 )
+from peer.swarm.grouping.matchmaking import GroupMatchmaking
+from peer.swarm.grouping.messages import LeaderNotice
 from tests.unit.virtual import run
 
 
