@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 LOGGER = "noloco"
-TAKES_SECONDS = 1.0
+TAKES_SECONDS = 1.0  # for a terminal or pipe to take a line before lines are lost
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 

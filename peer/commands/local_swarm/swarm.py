@@ -23,8 +23,8 @@ from peer.errors import RunError, UserError, tell
 from peer.process import Child, Stop, stop_signals
 from peer.training.run_folder import require_folder, set_aside, write_figures
 
-POLL_SECONDS = 0.25
-START_SECONDS = 60.0
+POLL_SECONDS = 0.25  # between two looks at the peers, and so between two tables
+START_SECONDS = 60.0  # for the bootstrap node to listen
 RESTARTS = 3  # of a member that crashes; it continues from its last checkpoint
 LOCAL_HOST = "127.0.0.1"
 MEMBER = "peer-"  # and its number: a member's name

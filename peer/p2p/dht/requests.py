@@ -43,7 +43,7 @@ KEY_RECORDS_EACH = 2  # of one author under one key: a new invitation is another
 READ_RECORDS = 2 * KEY_RECORDS  # of an answer under one key: proven authors may write under one that is full
 ANSWER_BYTES = 256_000  # of one: it comes in time (join.DHT_TIMEOUT) at 1 Mbit/s; a full key has three times as much
 DICTIONARY_BYTES = 64  # of one without records, at most
-PRUNE_SECONDS = 5.0
+PRUNE_SECONDS = 5.0  # between two looks for records that have expired
 # a field that hivemind's FindRequest does not have, and that who does not know it skips
 _KNOWN = message_classes(
     "noloco", {"Known": [("fingerprints", 15, BYTES_FIELD, ONE), ("everything", 16, INT_FIELD, ONE)]}
