@@ -117,7 +117,8 @@ class Origin:
         says, or the phase after what is ``usual``: where the group waited for this peer, it is faster without it.
         """
         bounds = self.bounds(self.since, self._step, inner_steps, phase_seconds)
-        return PositionBounds((bounds.rounds[0], math.inf), (bounds.steps[0], max(bounds.steps[1], usual + inner_steps)))
+        steps = bounds.steps[0], max(bounds.steps[1], usual + inner_steps)
+        return PositionBounds((bounds.rounds[0], math.inf), steps)
 
     def met(self, root: str) -> None:
         """It has met a peer with this root; their weights will be averaged."""
