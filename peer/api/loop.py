@@ -160,7 +160,9 @@ class OuterLoop:
 
     @without_autocast()
     def close(self) -> None:
-        """Wait for a running swap and leave the swarm. The model keeps its weights. A second call does nothing."""
+        """Wait for a running swap and leave the swarm; at the end of a run with DiLoCo, wait for who takes the weights
+        of its last round too. The model keeps its weights. A second call does nothing.
+        """
         if self._stop.requested or os.getpid() != self._process:  # a forked data loader is not the peer
             return
         logs.on_behalf_of(self._logfile)
