@@ -38,7 +38,8 @@ class Sharer:
         self.name, self.state = name, site.replica(config, stream)
         numel, overlap = self.state.outer.slow.numel, run.exchange.overlap
         exchange = OverlappedPairExchange if overlap else PairExchange
-        self.exchange = exchange(network, numel, codec_named(run.exchange.codec, numel), run.exchange, Guard())
+        codec, settings = codec_named(run.exchange.codec, numel), run.exchange
+        self.exchange = exchange(network=network, numel=numel, codec=codec, settings=settings, guard=Guard())
         if not mirrored:
             return
         mirror = site.replica(config, stream)
