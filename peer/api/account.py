@@ -90,7 +90,6 @@ class StepAccount:
         if loss is not None:
             self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
 
-    @property
     def tokens_per_step(self) -> float:
         """Call it from any thread."""
         tokens, steps = self._tokens, self._steps  # in this order: begin() clears the steps first
@@ -111,7 +110,7 @@ class StepAccount:
             losses=len(losses),
             spread=float(values.std()) if len(losses) > 1 else math.nan,
         )
-        self._rate = self.tokens_per_step
+        self._rate = self.tokens_per_step()
         self.begin()
         return inner
 

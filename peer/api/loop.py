@@ -72,11 +72,7 @@ class OuterLoop:
                 self._rounds_before_step, self._step_ended = 0, True
                 self._timer, self._progress = resources.timer, resources.context.progress
                 self._member = Membership(
-                    resources,
-                    node,
-                    self._state,
-                    total=self._total,
-                    tokens_per_step=lambda: self._account.tokens_per_step,
+                    resources, node, self._state, total=self._total, tokens_per_step=self._account.tokens_per_step
                 )
                 stack.callback(self._member.close)
                 self._member.join()

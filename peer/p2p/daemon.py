@@ -32,6 +32,7 @@ _FOLDER_PREFIX = "noloco-"
 DAEMON_VARIABLES = ("PATH", "HOME", "TMPDIR", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK")
 
 
+DAEMON_STOP_SECONDS = 5.0  # for p2pd to end by itself when it is told to
 LINGERING = 10.0  # seconds: a p2pd ends after the peer that was killed, as a rule two seconds
 PORT_LOOK_SECONDS = 0.2
 QUESTION_SECONDS = 20.0  # between two questions whether it answers
@@ -132,7 +133,7 @@ class Daemon:
             else:
                 self._hangs = True
 
-    def stop(self, timeout: float = 5.0) -> None:
+    def stop(self, timeout: float = DAEMON_STOP_SECONDS) -> None:
         """End the process and remove its sockets. It is killed after ``timeout`` seconds. Stopping twice is fine."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -43,7 +43,6 @@ RPC_TIMEOUT = 5.0  # seconds for one request to the daemon
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
 HEARD_SECONDS = 10.0  # without a byte, after which a connection may be dead
 START_GRACE = 10.0  # seconds after a deadline of the start, which ends first and says why
-KILL_SECONDS = 3.0  # for the daemon to end by itself when it is told to
 DECIDE_TIMEOUT = 60.0  # seconds for the initial peers to say whether they can dial this node
 
 
@@ -155,7 +154,7 @@ class Node(LoopThread):
     def kill(self) -> None:
         """End the daemon at once and remove its sockets, without leaving the DHT first."""
         if self._daemon is not None:
-            self._daemon.stop(KILL_SECONDS)
+            self._daemon.stop()
 
     # -- on the network thread -----------------------------------------------------------------------
 

@@ -402,14 +402,14 @@ def test_a_phase_that_ends_while_another_thread_asks_for_its_tokens_is_counted()
             return True
 
     account._steps = Ending(2)
-    assert account.tokens_per_step == 10
+    assert account.tokens_per_step() == 10
 
 
 def test_an_account_reads_losses_only_when_its_phase_ends() -> None:
     account = StepAccount()
     for value in (3.0, torch.tensor(1.0, requires_grad=True), None):
         account.add(10, value)
-    assert account.tokens_per_step == 10
+    assert account.tokens_per_step() == 10
     report = account.report(0.5)
     assert (report.steps, report.tokens, report.loss, report.first_loss) == (3, 30, 2.0, 3.0)
-    assert account.tokens_per_step == 10  # of the last phase, until the next step
+    assert account.tokens_per_step() == 10  # of the last phase, until the next step
