@@ -127,7 +127,7 @@ def _publish(key: Path, authority: Authority) -> None:
 
 def _serve(args: argparse.Namespace) -> None:
     stop = Stop()
-    signals = Signals(stop)
+    signals = Signals(stop, "leaving")
     if args.stop_with_parent:
         stop_with_parent()
     from dht_bootstrap import owner

@@ -30,10 +30,10 @@ LEAST_WAIT = 0.1  # seconds for a child to end when the deadline of all has pass
 
 
 class Signals:
-    """Installed once by the main thread. ``emergency`` runs before an immediate end."""
+    """Installed once by the main thread. ``emergency`` runs before an immediate end. ``work``: what is done before."""
 
-    def __init__(self, stop: Stop) -> None:
-        self.stop = stop
+    def __init__(self, stop: Stop, work: str = "finishing the step, saving, leaving") -> None:
+        self.stop, self._work = stop, work
         self.looping = False
         self.emergency: Callable[[], None] = lambda: None
         for number in stop_signals():
@@ -49,7 +49,7 @@ class Signals:
         if not self.looping:
             interrupt(number, frame)
             return
-        log.info("asked to stop: finishing the step, saving, leaving; once more to stop now")
+        log.info("asked to stop: %s; once more to stop now", self._work)
 
     def begin_loop(self) -> None:
         """From now on a signal is a request, and one that waits for the end of an import is no more."""

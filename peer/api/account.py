@@ -109,6 +109,7 @@ class StepAccount:
             seconds=clock.monotonic() - self._began,
             losses=len(losses),
             spread=float(values.std()) if len(losses) > 1 else math.nan,
+            broken_losses=int((~values.isfinite()).sum()),
         )
         self._rate = self.tokens_per_step()
         self.begin()

@@ -51,7 +51,8 @@ def difference(mine: str, theirs: str, unknown: Collection[str] = ()) -> str:
         ours, other = _flat(json.loads(mine)), _flat(json.loads(theirs))
     except (ValueError, AttributeError, RecursionError):
         return "the swarm's configuration could not be read"
-    for key in [*ours, *(key for key in other if key not in ours)]:
+    keys = [*ours, *(key for key in other if key not in ours)]
+    for key in sorted(keys, key=lambda it: it != "outer.name"):  # the defaults of others follow from the method
         if ours.get(key) != other.get(key) and not (key in unknown and ours.get(key) is None):
             here, there = (json.dumps(side[key])[:60] if key in side else "not set" for side in (ours, other))
             shown = f"run.{key}" if key.isprintable() else "run." + json.dumps(key)

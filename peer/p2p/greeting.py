@@ -32,6 +32,7 @@ from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Message, Refusal, Refus
 log = get_logger("greeting")
 
 WIRE_VERSION = 6  # of all messages between members; raised with every change of one
+OTHER_LAYOUT = "its model has another layout"
 WARNED_PEERS = 1000
 
 Short = Annotated[str, Field(max_length=64)]
@@ -84,7 +85,7 @@ class MemberIdentity:
             return Refusal(reason="it trains another run")
         if theirs.config != self.config:
             return Refusal(reason="it trains another configuration", run=self.canonical)
-        return Refusal(reason="its model has another layout") if theirs.layout != self.layout else None
+        return Refusal(reason=OTHER_LAYOUT) if theirs.layout != self.layout else None
 
     def difference(self, refused: Refused) -> str:
         """The first key in which the refusing member's configuration differs, or its other reason."""

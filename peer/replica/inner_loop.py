@@ -37,6 +37,7 @@ class InnerReport:
     seconds: float
     losses: int  # that are known: ``loss`` and ``spread`` are of them
     spread: float = math.nan  # standard deviation of the steps' losses; NaN with fewer than two
+    broken_losses: int = 0  # that are not finite
 
     @property
     def broken(self) -> str:

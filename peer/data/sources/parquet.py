@@ -81,7 +81,9 @@ def _groups(path: Path, columns: tuple[str, ...], tokenizer: Tokenizer, own: Cal
         raise UserError(f"{path}: is not Parquet that can be read: {one_line(error, 200)}") from None
     column = next((name for name in columns if name in names), None)
     if column is None:
-        raise UserError(f"{path}: has no column {' or '.join(columns)}, only: {', '.join(names)[:200]}")
+        raise UserError(
+            f"{path}: has no column {' or '.join(columns)} (run.data.column), only: {', '.join(names)[:200]}"
+        )
     if made_with and made_with != tokenizer.name:
         raise UserError(f"{path}: was made with the tokenizer {made_with}, run.data.tokenizer.name is {tokenizer.name}")
     if theirs and theirs != own():

@@ -18,6 +18,7 @@ from peer import clock
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.p2p.deadline import Leaving, TooSlow, unless_away
+from peer.p2p.greeting import OTHER_LAYOUT
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.state import State
@@ -57,8 +58,8 @@ def take_state(
     ``reached``: see :func:`donors_of`.
     ``among``: ids of the only possible donors, whatever their round; ``without``: ids of impossible ones.
     ``timeout``: seconds of trying since the last part arrived or a donor was busy; with 0 all are asked once.
-    Raises :class:`UserError` when the swarm trains another configuration, :class:`RunError` when no donor gives its
-    state.
+    Raises :class:`UserError` when the swarm trains another configuration or model, :class:`RunError` when no donor
+    gives its state.
     """
     search, inner_steps = _DonorSearch(context, PartialState(room), timeout), context.inner_steps
     while True:
@@ -138,7 +139,14 @@ class _DonorSearch:
         return self._partial.have > 0
 
     def failed(self, why: str) -> None:
-        """No state was given: wait a little before all are asked again. Raises :class:`RunError` after too long."""
+        """No state was given: wait a little before all are asked again. Raises :class:`RunError` after too long, and
+        :class:`UserError` when all members have another model.
+        """
+        if self.reasons and all(it.endswith(OTHER_LAYOUT) for it in self.reasons):
+            raise UserError(
+                f"this model has other names or shapes of trained weights than the swarm's ({why[:300]}); train the same "
+                "weights of the same model, or give this run another run.name"
+            )
         if self._expired():
             raise RunError(f"no member gave its weights ({why[:300]}); try again, or look at their logs")
         clock.sleep(ASK_ALL_PAUSE)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from peer.config.data import TextData
 from peer.config.digest import canonical, digest, first_difference
+from peer.config.load import load
 from peer.config.methods import NoLoCoConfig
 from peer.config.schema import InnerConfig, RunConfig
 
@@ -32,6 +33,8 @@ def test_the_first_differing_key_is_named_with_both_values() -> None:
     mine, theirs = canonical(RunConfig()), canonical(RunConfig(inner=InnerConfig(learning_rate=0.002)))
     assert first_difference(mine, theirs) == "run.inner.learning_rate is 0.001 here and 0.002 there"
     assert "not set" in first_difference(mine, '{"name": "demo"}')
+    other = canonical(load([Path("configs/demo-diloco.yaml")]).run)  # its overlap follows from the method
+    assert first_difference(canonical(load([Path("configs/demo.yaml")]).run), other).startswith("run.outer.name is ")
     assert "another version" in first_difference(mine, mine)
 
 

@@ -133,7 +133,7 @@ def test_less_than_a_batch_is_said_with_both_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({"text": ["a"] * 9}, "has no column input_ids, only: text"),
+        ({"text": ["a"] * 9}, "has no column input_ids (run.data.column), only: text"),
         ({"input_ids": [[1]] * 8 + [[300]]}, "row 9: has the token id 300"),
         ({"input_ids": [[1]] * 8 + [None]}, "row 9: is empty, neither"),
         ({"input_ids": [[1, 2]] * 8 + [[1, None]]}, "row 9: is of type list, neither"),

@@ -19,7 +19,7 @@ from peer.logs import LOGGER
 from peer.p2p.budgets import STATE_REQUESTS
 from peer.p2p.deadline import TooSlow
 from peer.p2p.event_loop import LoopThread
-from peer.p2p.greeting import MemberIdentity
+from peer.p2p.greeting import OTHER_LAYOUT, MemberIdentity
 from peer.p2p.payload import receive_fp32
 from peer.p2p.stream import Stream, StreamLost
 from peer.process import Stop
@@ -205,6 +205,23 @@ def test_what_a_donor_fails_of_is_said_once(monkeypatch: pytest.MonkeyPatch, cap
         taken(10.0)
     said = [it.getMessage() for it in caplog.records]
     assert len(said) == len(set(said)) == 20
+
+
+@in_virtual_time
+@pytest.mark.parametrize("all_of_them", [True, False])
+def test_who_has_another_model_than_all_members_is_told_so_at_once(
+    all_of_them: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told to try again, after a minute. A liar among others ends nobody."""
+
+    async def download(node: Any, of: Any, *args: Any) -> State:
+        raise StreamLost(OTHER_LAYOUT if all_of_them or of.peer_id == "Qm3" else "no route to host")
+
+    monkeypatch.setattr(join, "download", download)
+    began = clock.monotonic()
+    with pytest.raises(UserError if all_of_them else RunError, match="names or shapes" if all_of_them else "try again"):
+        taken(60.0)
+    assert (clock.monotonic() - began < 10.0) == all_of_them
 
 
 @in_virtual_time

@@ -259,6 +259,21 @@ def test_in_a_loop_of_its_own_one_loss_that_is_not_finite_undoes_nothing(
     assert bool(peer.undone) == undone
 
 
+@pytest.mark.parametrize(("share", "undone"), [(1.0, False), (0.4, True)])
+def test_a_loss_that_was_not_finite_before_the_merge_says_nothing_of_it(
+    peer: Peer, share: float, undone: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its partner was left out each time, "the loss was nan with this partner's weights and 1.6 without them"."""
+    told = [math.nan if step < share * STEPS else 1.0 for step in range(STEPS)]
+    for _ in range(2):
+        peer.rollback.trained(phase_of(*told))
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    for _ in range(3):
+        peer.step_with(math.nan)
+    assert bool(peer.undone) == undone
+    assert caplog.text.count("they judge no merge") == (not undone)
+
+
 def test_where_validation_batches_decide_the_first_loss_that_is_not_finite_asks_them(peer: Peer) -> None:
     losses = iter([math.nan, 1.0])
     peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: [next(losses)])
