@@ -144,8 +144,8 @@ class _DonorSearch:
         """
         if self.reasons and all(it.endswith(OTHER_LAYOUT) for it in self.reasons):
             raise UserError(
-                f"this model has other names or shapes of trained weights than the swarm's ({why[:300]}); train the same "
-                "weights of the same model, or give this run another run.name"
+                f"this model has other names or shapes of trained weights than the swarm's ({why[:300]}); train the "
+                "same weights of the same model, or give this run another run.name"
             )
         if self._expired():
             raise RunError(f"no member gave its weights ({why[:300]}); try again, or look at their logs")
