@@ -246,6 +246,30 @@ def test_a_correction_that_is_lost(tmp_path: Path, monkeypatch: Patch) -> None:
     assert wrong(tmp_path, "step_share") == ["swap's share of a step, none"]
 
 
+class NoQueue(CardOnPaper):
+    """Its queue is over at once, so every look takes longer."""
+
+    def keep_busy(self) -> Any:
+        return SimpleNamespace(query=lambda: True)
+
+    def busy_seconds(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_looks_that_tell_nothing_are_left_out(lost: bool, tmp_path: Path, monkeypatch: Patch) -> None:
+    """It was ok that none of 0 looks had waited."""
+    torch.set_num_threads(1)
+    on_cpu = step_share._config(Site(torch.device("cpu"), tmp_path, timed=False), "none")
+    monkeypatch.setattr(step_share, "_config", lambda site, codec: on_cpu)
+    if lost:
+        take = SwapMailbox.take_corrections
+        monkeypatch.setattr(SwapMailbox, "take_corrections", lambda self: take(self)[1:])
+    found = step_share._measured(NoQueue(torch.device("cpu"), tmp_path, timed=True), "none")
+    assert found.right is (False if lost else None)
+    assert ("no look was so much shorter" in found.words) is not lost
+
+
 class QueueingDevice:
     """A device and a host in virtual time. Its queue takes ``BUSY`` seconds."""
 
