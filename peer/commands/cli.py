@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     _common(train)
     _initial_peers(train)
     train.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
-    train.set_defaults(run=_train, load=_loaded, begun=lambda _: None)
+    train.set_defaults(run=_train, load=_loaded, begun=lambda *_: None)
 
     join = commands.add_parser("join", help="one peer: train what a swarm trains, without its configuration file")
     _join_options(join)
@@ -160,10 +160,10 @@ def _joining(args: argparse.Namespace) -> Config:
     return joining(options, partial(print, flush=True))
 
 
-def _keep(config: Config) -> None:
+def _keep(config: Config, peer_name: str) -> None:
     from peer.commands.join.kept import keep
 
-    keep(config)
+    keep(config, peer_name)
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:
@@ -199,7 +199,7 @@ def _train(args: argparse.Namespace) -> int:
             config = config or args.load(args)
             with assembled(config, signals, ranks) as trainer:
                 signals.begin_loop()
-                args.begun(config)
+                args.begun(config, trainer.member.resources.folder.name)
                 trainer.run()
     except RuntimeError as error:
         if config is None or not is_out_of_memory(error):

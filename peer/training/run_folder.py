@@ -54,6 +54,11 @@ def claim(run_dir: Path, name: str | None) -> RunFolder:
     raise AssertionError("unreachable: the names do not end")
 
 
+def next_name(run_dir: Path) -> str:
+    """The one that ``claim`` without a name would take now. Creates no file."""
+    return next(name for name in _names() if not is_used(run_dir / name))
+
+
 def is_used(folder: Path) -> bool:
     """Does a peer run in this folder? Creates no file."""
     try:

@@ -69,7 +69,7 @@ def joining(options: JoinOptions, say: Callable[[str], None]) -> Config:
     if not addresses:
         raise UserError("join: give an ADDRESS that noloco-bootstrap or a peer printed (or NOLOCO_INITIAL_PEERS)")
     run_dir = expanded(str(own.run.get("dir", RunConfig.model_fields["dir"].default)))
-    joined = kept(run_dir, addresses, options.run, options.digest)
+    joined = kept(run_dir, own.peer.name, addresses, options.run, options.digest)
     offer = offered(own.peer, options.run, options.digest, joined=joined) or joined
     if offer is None:
         what = f"trains {options.run}" if options.run else "trains"

@@ -19,13 +19,14 @@ from peer.commands.join.configuration import JoinOptions, joining
 from peer.commands.join.kept import keep
 from peer.commands.join.micro_batch import fitting
 from peer.config.digest import canonical, digest_of
-from peer.config.load import load
+from peer.config.load import ENVIRONMENT, load
 from peer.config.model import AutoModel
 from peer.config.schema import Config, MemberConfig, RunConfig
 from peer.device.memory import DeviceMemory
 from peer.errors import RunError, UserError
 from peer.replica import memory
 from peer.swarm.configuration import OfferedRun
+from peer.training.run_folder import claim, next_name
 from tests.unit.device.doubles import plug_in
 
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/QmA"
@@ -70,13 +71,13 @@ class Joining:
         self._monkeypatch.setattr(configuration, "offered", offered)
         options = JoinOptions(addresses, files, sets, name, self.digest if digest else None, invitation=None)
         joined = joining(options, self.said.append)
-        keep(joined)  # as a start that is not refused
+        keep(joined, joined.peer.name or next_name(self.folder))  # as a start that is not refused
         return joined
 
 
 @pytest.fixture
 def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Joining:
-    for name in ("NOLOCO_INITIAL_PEERS", "NOLOCO_INVITATION", "NOLOCO_RUN_DIR"):
+    for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     return Joining(monkeypatch, tmp_path / "runs")
 
@@ -119,13 +120,14 @@ def test_a_restart_when_nobody_is_there_goes_on_with_the_last_configuration(join
     again = join(None)
     assert join.joined is not None and join.joined.text == canonical(run)  # it decides where there are several answers
     assert canonical(again.run) == canonical(run) and "of the last join" in join.said[-4]
-    assert canonical(load(join.folder / "joined" / "wanted.json", environment={}).run) == canonical(run)
+    file = join.folder / "joined" / next_name(join.folder) / "wanted.json"
+    assert canonical(load(file, environment={}).run) == canonical(run)
     with pytest.raises(RunError, match=r"nobody trains wanted"):
         join(None, addresses=[elsewhere])
     moved = ADDRESS.replace("127.0.0.1/tcp/1", "127.0.0.2/tcp/7")  # the same node
     assert join(None, addresses=[moved]).run.steps == 7
     changed = {"run": {"name": "wanted"}, "peer": {"initial_peers": [ADDRESS]}}
-    (join.folder / "joined" / "wanted.json").write_text(json.dumps(changed))
+    file.write_text(json.dumps(changed))
     with pytest.raises(RunError, match=r"nobody trains wanted"):  # it has another digest than the wanted one
         join(None)
 
@@ -136,7 +138,41 @@ def test_of_several_runs_a_restart_goes_on_with_the_one_that_was_joined_last(joi
         join(config(f"run.name={name}").run)
         assert join(None, name=None, digest=False).run.name == name
         assert join.joined is not None and join.joined.name == name
-        os.utime(join.folder / "joined" / f"{name}.json", (1, 1))  # long ago
+        os.utime(join.folder / "joined" / next_name(join.folder) / f"{name}.json", (1, 1))  # long ago
+
+
+def last_joined(join: Joining, *sets: str) -> str:
+    """The run of a restart that no member answers."""
+    return join(None, *sets, name=None, digest=False).run.name
+
+
+def test_two_services_of_one_machine_restart_into_their_own_runs(join: Joining) -> None:
+    """A service's start decided what the other one joined next. Both had begun with one run."""
+    for run, peer in (("a", "gpu-0"), ("a", "gpu-1"), ("b", "gpu-1")):
+        join(config(f"run.name={run}").run, f"peer.name={peer}")
+    for path in join.folder.glob("joined/*/a.json"):
+        os.utime(path, (1, 1))  # long ago
+    assert last_joined(join, "peer.name=gpu-2") == "b"  # it has joined none itself
+    assert last_joined(join, "peer.name=gpu-0") == "a"
+    assert last_joined(join, "peer.name=gpu-1") == "b"
+
+
+def test_a_peer_without_a_name_restarts_into_the_run_of_the_folder_that_it_takes(join: Joining) -> None:
+    first = claim(join.folder, None)
+    keep(config("run.name=a", f"run.dir={join.folder}", f"peer.initial_peers=[{ADDRESS}]"), first.name)
+    os.utime(join.folder / "joined" / first.name / "a.json", (1, 1))  # long ago
+    join(config("run.name=b").run)  # beside it
+    assert last_joined(join) == "b"
+    first.release()
+    assert last_joined(join) == "a"
+
+
+def test_what_an_earlier_version_has_kept_is_read(join: Joining) -> None:
+    """It lay in one folder for all peers."""
+    join(config("run.name=a").run, "peer.name=gpu-0")
+    of_all = join.folder / "joined"
+    (of_all / "gpu-0" / "a.json").rename(of_all / "a.json")
+    assert last_joined(join, "peer.name=gpu-0") == "a"
 
 
 def test_a_start_that_is_refused_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +182,7 @@ def test_a_start_that_is_refused_is_not_kept(tmp_path: Path, monkeypatch: pytest
     def assembled(config: Config, *_: object) -> Iterator[Any]:
         if config.run.name == "theirs":
             raise UserError("its checkpoint is of another run")
-        yield Mock()
+        yield Mock(**{"member.resources.folder.name": "the-folders"})
 
     def start(name: str) -> None:
         run = config(f"run.name={name}").run
@@ -159,7 +195,7 @@ def test_a_start_that_is_refused_is_not_kept(tmp_path: Path, monkeypatch: pytest
     start("ours")
     with pytest.raises(UserError, match="of another run"):
         start("theirs")
-    assert [it.name for it in (tmp_path / "joined").iterdir()] == ["ours.json"]
+    assert [it.relative_to(tmp_path) for it in tmp_path.rglob("*.json")] == [Path("joined/the-folders/ours.json")]
 
 
 def test_a_disk_that_is_full_keeps_nobody_from_joining(
@@ -177,8 +213,8 @@ def test_a_disk_that_is_full_keeps_nobody_from_joining(
 
 @pytest.mark.parametrize("text", ["", "[", "{}", '{"run": 1, "peer": 2}', "[" * 10_000])
 def test_a_broken_file_of_the_last_join_is_none(join: Joining, text: str) -> None:
-    (join.folder / "joined").mkdir(parents=True)
-    (join.folder / "joined" / "wanted.json").write_text(text)
+    (folder := join.folder / "joined" / next_name(join.folder)).mkdir(parents=True)
+    (folder / "wanted.json").write_text(text)
     with pytest.raises(RunError, match=r"nobody trains wanted"):
         join(None)
 
