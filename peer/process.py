@@ -246,4 +246,9 @@ class LoopContext:
     @property
     def away(self) -> bool:
         """This peer begins no step and no swap: it was asked to stop, or is paused."""
-        return self.stop.requested or self.pause.active
+        return self.called_away or self.pause.resting
+
+    @property
+    def called_away(self) -> bool:
+        """It was asked to stop or to pause. No more when it comes back from a pause, which rests until then."""
+        return self.stop.requested or self.pause.requested

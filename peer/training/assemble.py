@@ -74,7 +74,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
             stream = identity.stream_of(resources.peer_id) if own.stream is None else own.stream
             device, context = resources.device, resources.context
             state = replica.replica(config, text.train, stream=stream, device=device, context=context, ranks=ranks)
-            state.stream = read_ahead(run, state.stream, device, lambda: context.away or bool(node.failure))
+            state.stream = read_ahead(run, state.stream, device, lambda: context.called_away or bool(node.failure))
             stack.callback(state.stream.close)
             checkpoints = Checkpoints(resources.folder.path / CHECKPOINTS, own.checkpoint.keep)
             checkpoints.require_space(state.checkpoint_bytes, 0 if pusher is None else state.push_bytes)

@@ -35,7 +35,7 @@ class Rest:
         """Rest while a pause is requested; returns whether training goes on. Nothing of a swap may be open.
         ``saved``: is there a checkpoint of this state?
 
-        Raises :class:`RunError` when the network has failed.
+        Raises :class:`RunError` when the network has failed, or the data is silent.
         """
         pause, stop = self._context.pause, self._context.stop
         if not pause.requested or stop.requested:
@@ -65,10 +65,11 @@ class Rest:
     def _back(self) -> bool:
         """Take the accelerator's memory, and the state of a member that is further; returns whether that succeeded. Not
         before the next batch is there: while it is waited for, that state gets old. It is read during a pause too.
+        Raises :class:`RunError` when the source is silent.
         """
+        if not await_next(self._state.stream):  # another request, or the network has failed
+            return False
         try:
-            if not await_next(self._state.stream):
-                raise RunError("its next batch is not read yet")
             if self._device.type != "cpu":
                 self._state.move_to(self._device)
             self._member.rejoin()

@@ -65,7 +65,7 @@ def test_a_push_needs_space_beside_the_checkpoints(
 ) -> None:
     """While a slow one ran, saves failed on a full disk, and a stop lost the state."""
     monkeypatch.setattr(assemble.logs, "setup", lambda peer, logfile: None)
-    monkeypatch.setattr(assemble, "member_node", Mock(return_value=(node := Mock(failure=""))))
+    monkeypatch.setattr(assemble, "member_node", joined := Mock(return_value=(node := Mock(failure=""))))
     for name in ("connect", "corpus_of", "Pusher"):
         monkeypatch.setattr(assemble, name, Mock())
     monkeypatch.setattr(assemble, "read_ahead", read_ahead := Mock())
@@ -82,6 +82,12 @@ def test_a_push_needs_space_beside_the_checkpoints(
     node.failure = "the p2p daemon has ended"
     assert away()  # which ends the wait for a batch
     node.failure = ""
+    pause = joined.call_args.args[0].context.pause
+    pause.requested = True
+    assert away()
+    pause.requested = False
+    with pause.rest():  # it comes back when the batch is there
+        assert not away()
     signals.stop.request()
     assert away()
 

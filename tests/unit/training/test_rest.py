@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 
 from peer import clock
 from peer.data.batches import BatchStream, TokenStream
-from peer.data.prefetch import LOOK, Prefetched
+from peer.data.prefetch import DATA_SILENCE, LOOK, Prefetched
 from peer.errors import RunError, UserError
 from peer.process import LoopContext
 from peer.training.pausing.rest import TRY_AGAIN, Rest
@@ -28,7 +30,7 @@ class Peer:
     def __init__(self, device: torch.device, *trouble: Exception) -> None:
         self.done: list[str] = []
         self.trouble, self.context = list(trouble), LoopContext()
-        self.network = ""
+        self.network, self.took = "", 0.0  # seconds of its pause, which an error does not end
         self.stream: BatchStream = parts.stream()
         self.inner, self.counters = SimpleNamespace(step=7), SimpleNamespace(round=2)
         folder = SimpleNamespace(path="runs/a")
@@ -75,7 +77,11 @@ def paused(peer: Peer, seconds: float, then: Any = None, *, saved: bool = True) 
         peer.context.pause.requested = True
         end = then or (lambda: setattr(peer.context.pause, "requested", False))
         runtime.loop.call_later(seconds, end)
-        return peer.rest.until_resumed(saved=saved)
+        began = clock.monotonic()
+        try:
+            return peer.rest.until_resumed(saved=saved)
+        finally:
+            peer.took = clock.monotonic() - began
 
 
 def test_a_pause_in_its_order() -> None:
@@ -104,20 +110,55 @@ def test_without_room_or_a_member_that_answers_it_stays_paused_and_tries_again()
     assert peer.done[-1] == "announces that it trains"
 
 
+class Slow(TokenStream):
+    """Its first batch comes after ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(parts.TEXT, batch_size=4, sequence_length=parts.LENGTH, seed=0, stream=0)
+        self.seconds = seconds
+
+    def take(self, count: int) -> Iterator[torch.Tensor]:
+        clock.sleep(self.seconds)
+        yield from super().take(count)
+
+
+def reading(peer: Peer, seconds: float) -> Prefetched:
+    """What assemble.py makes of a stream."""
+    return Prefetched(Slow(seconds), pin=False, depth=0, away=lambda: peer.context.called_away or bool(peer.network))
+
+
 def test_a_peer_whose_place_in_the_data_is_not_found_yet_stays_paused() -> None:
     """It was paused in the wait for it. The state that it took was as old as the rest of the wait, at its next swap."""
     peer = Peer(GPU)
-
-    class Far(TokenStream):
-        def take(self, count: int) -> Iterator[torch.Tensor]:
-            clock.sleep(100.0)
-            yield from super().take(count)
-
-    far = Far(parts.TEXT, batch_size=4, sequence_length=parts.LENGTH, seed=0, stream=0)
-    peer.stream = Prefetched(far, pin=False, depth=0, away=lambda: peer.context.away)
+    peer.stream = reading(peer, 100.0)
     assert paused(peer, 20.0)
-    assert 120 <= peer.rested <= 120 + TRY_AGAIN + LOOK
+    assert 120 <= peer.rested <= 120 + LOOK
     assert peer.done.count("to cuda") == peer.done.count("catches up") == 1
+
+
+def test_a_pause_whose_data_is_silent_ends_the_peer() -> None:
+    """It tried again for ever, each time with one look: no service that restarts a peer saw an end."""
+    peer = Peer(GPU)
+    peer.stream = reading(peer, 20_000.0)
+    with pytest.raises(RunError, match=r"no row was read in 600 s"):
+        paused(peer, 20.0)
+    assert peer.took == pytest.approx(20 + DATA_SILENCE, abs=2 * LOOK)
+    assert "to cuda" not in peer.done
+
+
+def test_a_stop_or_a_failed_network_ends_the_wait_for_data_of_a_peer_that_comes_back() -> None:
+    for fails in (False, True):
+        peer = Peer(GPU)
+        peer.stream = reading(peer, 20_000.0)
+
+        def come_back(peer: Peer = peer, fails: bool = fails) -> None:
+            peer.context.pause.requested = False
+            end = partial(setattr, peer, "network", "p2pd has ended") if fails else peer.context.stop.request
+            asyncio.get_running_loop().call_later(30.0, end)
+
+        with pytest.raises(RunError, match="p2pd has ended") if fails else nullcontext():
+            assert not paused(peer, 20.0, come_back)
+        assert peer.took <= 50 + 2 * LOOK and "to cuda" not in peer.done
 
 
 def test_after_a_stop_nothing_moves_back() -> None:
