@@ -66,10 +66,14 @@ class Prefetched:
         """Wait until the next batch is read; ``False`` if this peer is away before. Raises :class:`RunError` when the
         source is silent; another error of the reader is for :meth:`take`.
         """
+        return self.begin() or self._came(self._coming[0])
+
+    def begin(self) -> bool:
+        """Begin to read, or go on; returns whether the next batch is read."""
         self._worker = self._worker or clock.worker("data")
         while len(self._coming) <= self._depth:
             self._coming.append(self._worker.submit(self._read))
-        return self._came(self._coming[0])
+        return self._coming[0].done()
 
     def close(self) -> None:
         """End the thread. The inner stream is ahead of ``position``: call :meth:`resume` to go on."""
@@ -98,6 +102,11 @@ class Prefetched:
     def _read(self) -> _Read:
         (batch,) = self._stream.take(1)
         return batch.pin_memory() if self._pin else batch, self._stream.position, self._stream.cursor
+
+
+def begin_reading(stream: BatchStream) -> bool:
+    """:meth:`Prefetched.begin`; tokens in memory are there."""
+    return not isinstance(stream, Prefetched) or stream.begin()
 
 
 def await_next(stream: BatchStream) -> bool:

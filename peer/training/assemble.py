@@ -13,7 +13,7 @@ import torch
 from peer import logs
 from peer.config.schema import Config
 from peer.data.open import corpus_of, read_ahead, validation
-from peer.data.prefetch import await_next
+from peer.data.prefetch import await_next, begin_reading
 from peer.device.accelerator import pick_device
 from peer.errors import UserError
 from peer.hub.beside import Pusher
@@ -83,7 +83,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
             tokens_per_step = run.batch_size * run.data.sequence_length
             member = Membership(resources, node, state, total=run.steps, tokens_per_step=lambda: tokens_per_step)
             stack.callback(member.close)
-            member.join(lambda: _resume(config, state, checkpoints))
+            member.join(lambda: _resume(config, state, checkpoints), lambda: _await_data(config, state))
         chance = math.log(run.data.tokenizer.vocabulary)
         others = {name: validation(run, tokens) for name, tokens in text.others.items()}
         losses = Validation(state, resources.timer, chance, validation(run, text.validation), others)
@@ -99,12 +99,23 @@ def _begin_anew(folder: Path) -> None:
 
 
 def _resume(config: Config, state: PeerState, checkpoints: Checkpoints) -> None:
-    """Restore this peer's newest checkpoint, if it has one, and find its place in the data. That may take hours: the
-    state of a member that was taken before would be as old.
-    """
+    """Restore this peer's newest checkpoint, if it has one, and begin to look for its place in the data."""
     saved = checkpoints.newest(state.refusal) if config.peer.checkpoint.resume else None
     if saved is not None:
         state.restore(saved)
         log.info("resumed: %s", fields(checkpoint=saved.path, step=state.inner.step, of=config.run.steps))
+    _reads(config, state)
+
+
+def _reads(config: Config, state: PeerState) -> bool:
+    """Begin to read; returns whether the first batch is there. A run that is done needs none."""
+    return state.inner.step >= config.run.steps or begin_reading(state.stream)
+
+
+def _await_data(config: Config, state: PeerState) -> bool:
+    """Wait for the first batch; returns whether it was not there yet."""
+    if _reads(config, state):
+        return False
     log.info("waits for its first batch")
     await_next(state.stream)
+    return True

@@ -77,11 +77,14 @@ class Membership:
         )
         self._stack.callback(self.presence.leave)
 
-    def join(self, resume: Callable[[], None] | None = None) -> None:
+    def join(self, resume: Callable[[], None] | None = None, await_data: Callable[[], bool] = lambda: False) -> None:
         """Enter the swarm with the newest state: this peer's own, which ``resume`` restores, or a member's.
 
         ``None``: a program's own loop, which has a seed of its own and may restore a state later (:meth:`rejoin`). Its
         rows remain until then, or until its first round repeats one.
+        ``await_data``: until this peer has its first batch, which may take hours; returns whether that took time. A
+        state that was taken before would be as old. Peers that begin together see one another first: otherwise who
+        has its batch would begin alone when its patience ends.
         """
         own, presence, counters = self.resources.own, self.presence, self.state.counters
         reached = self.reporter.last_row()
@@ -89,12 +92,16 @@ class Membership:
         with self.resources.timer("join"):
             if resume is not None:
                 resume()
+            if not together:
+                await_data()
             self._catch_up(reached=reached, same_seed=resume is not None)
             if resume is not None:
                 self.reporter.rewind(counters.round, self.state.inner.step)
             presence.enter(self.state.snapshot, counters.round, waits=together)
             if together:
                 latest = presence.start_barrier.await_others(own.start_with, own.start_patience)
+                if await_data():
+                    latest = None  # who was faster has trained meanwhile
                 self._catch_up(reached=reached, latest=latest)  # all resumed from their own checkpoints: one is newest
         ready = fields(
             config=self.node.member.config,

@@ -130,19 +130,69 @@ class Far(TokenStream):
         yield from super().take(count)
 
 
+class Joining:
+    """A membership's join, in virtual time, of a peer whose place in the data is far; notes what it asks when."""
+
+    def __init__(self, folder: Path, *, start_with: int = 1, position: int = 0, step: int = 0) -> None:
+        self.state, self.asked, self.began = (
+            parts.peer_state(),
+            list[tuple[float, str, int | None]](),
+            clock.monotonic(),
+        )
+        far = Far(parts.TEXT, batch_size=4, sequence_length=parts.LENGTH, seed=0, stream=0)
+        self.state.stream = Prefetched(far, pin=False, passed=lambda: int(clock.monotonic()))
+        self.state.stream.resume(position, None)
+        self.state.inner.step = step
+        member = MagicMock()
+        member.resources.own.start_with = start_with
+        member._catch_up.side_effect = lambda *, latest=None, **_: self.note("a state", latest)
+        member.presence.start_barrier.await_others.side_effect = self.await_others
+        own = PeerConfig(name="a", checkpoint=CheckpointConfig(resume=False))
+        config = Config(run=RunConfig(dir=folder, steps=100), peer=own)
+        Membership.join(
+            member,
+            lambda: assemble._resume(config, self.state, Mock()),
+            lambda: assemble._await_data(config, self.state),
+        )
+
+    def note(self, what: str, latest: int | None = None) -> None:
+        self.asked.append((round(clock.monotonic() - self.began), what, latest))
+
+    def await_others(self, count: int, seconds: float) -> int:
+        self.note("others")
+        clock.sleep(5.0)
+        return 7
+
+
 @pytest.mark.usefixtures("virtual")
 def test_a_peer_asks_for_the_swarms_state_when_it_has_found_its_place_in_the_data(tmp_path: Path) -> None:
     """It asked first. Its first swap was of weights as old as the search had taken, which counted as an inner step."""
-    state = parts.peer_state()
-    far = Far(parts.TEXT, batch_size=4, sequence_length=parts.LENGTH, seed=0, stream=0)
-    state.stream = Prefetched(far, pin=False, passed=lambda: int(clock.monotonic()))
-    began, asked, member = clock.monotonic(), list[float](), MagicMock()
-    member.resources.own.start_with = 1
-    member._catch_up.side_effect = lambda **_: asked.append(clock.monotonic() - began)
-    config = Config(run=RunConfig(dir=tmp_path), peer=PeerConfig(name="a", checkpoint=CheckpointConfig(resume=False)))
-    Membership.join(member, lambda: assemble._resume(config, state, Mock()))
-    assert asked == [pytest.approx(1800)]
+    joined = Joining(tmp_path)
+    assert joined.asked == [(1800, "a state", None)]
+    state = joined.state
     progress = state.inner._context.progress
     progress.begin(3, 3)
     assert state.inner.run(state.stream.take(3)).steps == 3
     assert progress.step_seconds == 0  # in virtual time a step takes none
+
+
+@pytest.mark.usefixtures("virtual")
+def test_peers_that_begin_together_see_one_another_before_they_look_for_their_places(tmp_path: Path) -> None:
+    """Each was seen when its own search was over: the first one began alone after a minute."""
+    joined = Joining(tmp_path, start_with=3)
+    assert joined.asked == [(0, "a state", None), (0, "others", None), (1800, "a state", None)]
+
+
+@pytest.mark.usefixtures("virtual")
+def test_a_peer_whose_data_came_while_it_waited_for_others_begins_with_them(tmp_path: Path) -> None:
+    """A member that it asked would be a round further by chance."""
+    joined = Joining(tmp_path, start_with=3, position=1)
+    assert joined.asked == [(0, "a state", None), (0, "others", None), (5, "a state", 7)]
+
+
+@pytest.mark.usefixtures("virtual")
+@pytest.mark.parametrize("start_with", [1, 3])
+def test_a_peer_whose_run_is_done_waits_for_no_data(start_with: int, tmp_path: Path) -> None:
+    """It looked for a place in which nobody would read."""
+    joined = Joining(tmp_path, start_with=start_with, step=100)
+    assert joined.asked[-1] == ((0, "a state", None) if start_with == 1 else (5, "a state", 7))
