@@ -86,7 +86,7 @@ class Donor:
     def __init__(self, snapshot: Callable[[], State], proven: Proven) -> None:
         self._snapshot, self._asked = snapshot, Spending(STATE_REQUESTS, proven)
         self._clients: set[str] = set()  # ids
-        self._in_vain = -math.inf  # when one of them was last gone without the state
+        self._in_vain = -math.inf  # when one was last gone without the state, or told to ask again
 
     @property
     def awaited(self) -> bool:
@@ -97,6 +97,8 @@ class Donor:
         """One newcomer's stream, from request to acknowledgement."""
         request = await stream.receive(StateRequest, STATE_TIMEOUT)
         if stream.remote in self._clients or len(self._clients) >= CLIENTS or not self._asked.spend(stream.remote):
+            if self.awaited:  # it asks again too. Without that, mere questions would keep this peer
+                self._in_vain = clock.monotonic()
             await stream.send_last(DonorFull(), STATE_TIMEOUT)
             return
         self._clients.add(stream.remote)

@@ -36,7 +36,7 @@ from peer.swarm.state_transfer.donor import (
     StateReceived,
     StateRequest,
 )
-from peer.swarm.state_transfer.download import DonorBehind, PartialState, download
+from peer.swarm.state_transfer.download import DonorBehind, DonorBusy, PartialState, download
 from peer.swarm.state_transfer.join import ASK_ALL_PAUSE, SHORT_PATIENCE, take_from
 from tests.unit.virtual import RATE, stream_pair, took
 
@@ -281,6 +281,58 @@ def test_who_was_asked_before_it_had_the_last_round_stays_until_it_is_asked_agai
         thread.call(work, 60)
     clock.sleep(0.1)  # until the donor has noticed
     assert stayed(serving, away=away) == took(seconds - 0.1 if seconds else 0.0, more=0.2)
+
+
+@pytest.mark.parametrize(
+    ("pause", "seconds"),
+    [
+        (8.0, 1.5 * LONGEST_REPEAT_PAUSE),  # as one does that repeats its question, and then asks each second
+        (20.0, 0.0),  # who has used up its requests and goes on asking keeps nobody from leaving
+    ],
+)
+def test_who_was_asked_too_often_stays_for_who_is_still_awaited(
+    thread: LoopThread, pause: float, seconds: float
+) -> None:
+    """It was asked each second, said that it was full, and left: the fifth question counted for nothing."""
+    serving = Donor(lambda: State(1, 1, [torch.randn(NUMEL)]), Proven())
+
+    def ask() -> None:
+        work = download(OneDonor(serving.serve), Seat("Qm", "donor"), PartialState([torch.zeros(NUMEL)]), 2)  # type: ignore[arg-type]
+        thread.call(work, 60)
+
+    for after in (0.0, 1.0, 2.0, 4.0):
+        clock.sleep(after)
+        with pytest.raises(DonorBehind):
+            ask()
+    clock.sleep(pause)
+    with pytest.raises(DonorBusy):
+        ask()
+    clock.sleep(0.1)
+    assert stayed(serving) == took(seconds - 0.1 if seconds else 0.0, more=0.2)
+
+
+def test_who_has_served_two_stays_for_the_third(thread: LoopThread) -> None:
+    """Three had lost the last round, and it gave its state to two."""
+    serving = Donor(lambda: State(2, 2, [torch.randn(PART)]), Proven())
+
+    async def come(number: int) -> tuple[Stream, bool]:
+        ours, theirs = await stream_pair()
+        theirs.remote = f"newcomer {number}"
+        thread.background(serving.serve(theirs))
+        await ours.send(StateRequest(), 1)
+        return ours, isinstance(await ours.receive(STATE_ANSWER, 1), DonorFull)
+
+    async def scene() -> None:
+        newcomers = [await come(number) for number in range(CLIENTS + 1)]
+        assert [full for _, full in newcomers] == [False] * CLIENTS + [True]
+        for stream, _ in newcomers[:CLIENTS]:
+            await stream.read_into(memoryview(bytearray(size("none", PART) + 16)), 1)
+            await stream.send(StateReceived(), 1)
+            await stream.until_closed(1)
+
+    thread.call(scene(), 60)
+    assert not serving._clients
+    assert stayed(serving) == took(1.5 * LONGEST_REPEAT_PAUSE, more=0.2)
 
 
 @pytest.mark.parametrize(
