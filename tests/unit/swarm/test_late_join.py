@@ -222,7 +222,6 @@ class Grouped:
             _counters=SimpleNamespace(round=199),
             _step=lambda: 200 * H,
             _record=lambda: at_round("a", 200),
-            _proved=lambda group: None,
             matchmaking=SimpleNamespace(ended=lambda *_: None, gave_no_state=self.refused.append),
             _members=SimpleNamespace(live=lambda: records),
             _node=SimpleNamespace(member=SimpleNamespace(config="c")),
