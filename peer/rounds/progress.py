@@ -95,6 +95,10 @@ class Progress:
         """No step follows before the next :meth:`begin`: when the boundary comes is not known."""
         self._last = None
 
+    def go_on(self) -> None:
+        """The next inner phase follows at once after all."""
+        self._last = clock.monotonic()
+
     @property
     def suspended(self) -> bool:
         """No inner phase runs, and none follows at once."""

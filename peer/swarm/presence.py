@@ -109,9 +109,10 @@ class Presence:
         return Replacement(why, -1, adopt=True, ids=ids, bounds=bounds) if ids else None
 
     def note_replacement(self, divergent: Collection[str], *, taken: bool) -> None:
-        """This peer has ``taken`` the weights of others, or could not get them."""
+        """This peer has ``taken`` the weights of others, or could not get them: then it meets others as before."""
         self._divergence.clear()
         if not taken:
+            self._context.boundary.progress.go_on()
             self._failed_takes += 1
             self._joins_from = self._counters.round + RETRY_ROUNDS * 2 ** min(self._failed_takes, RETRY_DOUBLINGS)
             return
@@ -161,7 +162,7 @@ class Presence:
 
     def call_off(self, reason: str) -> None:
         """Other weights come, perhaps in minutes: nobody waits for this peer at its next boundary, whose time is not
-        known before the next inner phase begins.
+        known before the next inner phase begins or :meth:`note_replacement` says that none have come.
         """
         self._context.boundary.progress.suspend()
         self.matchmaking.call_off(reason)

@@ -16,7 +16,7 @@ from peer.errors import RunError
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.swarm.context import BoundaryClock
-from peer.swarm.healing import STALE_ROUNDS, Origin, PositionBounds, Replacement
+from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, PositionBounds, Replacement
 from peer.swarm.presence import Presence
 from peer.telemetry.metrics import ActivityTimer, Metrics
 from peer.training.catch_up import join_late
@@ -42,6 +42,9 @@ class Strangers:
         self._context = SimpleNamespace(boundary=BoundaryClock(self.progress))
         self.called_off = list[str]()
         self.matchmaking = SimpleNamespace(call_off=self.called_off.append)
+        self._divergence, self._counters = DivergenceTracker(), SimpleNamespace(round=9)
+        self._failed_takes = self._joins_from = self._taken = 0
+        self.announce = lambda: None
         self.told = list[float | None]()  # seconds to its boundary, to others, at each download
 
     def replacement(self) -> Replacement | None:
@@ -69,6 +72,10 @@ class Strangers:
 
     def note_replacement(self, strangers: Collection[str], *, taken: bool) -> None:
         self.noted.append(taken)
+        Presence.note_replacement(self, (), taken=taken)  # type: ignore[arg-type]
+
+    def _forgive(self, peers: Collection[str]) -> None:
+        assert not peers
 
 
 def clock() -> ActivityTimer:
@@ -131,13 +138,15 @@ def test_weights_are_taken_and_their_position_is_bounded(
     assert (f"said={7 + further} round={round}" in caplog.text) == (further > 0)  # a restart takes no lower one
 
 
+@pytest.mark.parametrize("taken", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_nobody_waits_for_a_peer_that_takes_the_weights_of_others(overlap: bool) -> None:
+def test_nobody_waits_for_a_peer_that_takes_the_weights_of_others(overlap: bool, taken: bool) -> None:
     """A download may take minutes. Its meeting was called off after it, and others were told of its boundary meanwhile:
-    of one that is now, or, without overlap, in one phase.
+    of one that is now, or, without overlap, in one phase. Who has got no weights goes on as before; it met nobody
+    while it evaluated.
     """
     state = trained()
-    presence: Any = Strangers(state.outer.slow.phi.clone())
+    presence: Any = Strangers(state.outer.slow.phi.clone() if taken else None)
     progress, told = presence.progress, presence._context.boundary
     progress.step_seconds = 1.0
     progress.begin(0, H)
@@ -145,8 +154,9 @@ def test_nobody_waits_for_a_peer_that_takes_the_weights_of_others(overlap: bool)
         with told.at_end_of(progress.phase_number):
             pass
     assert told.eta() == (0.0 if overlap else H)
-    assert join_late(state, presence, clock())
+    assert join_late(state, presence, clock()) is taken
     assert presence.told == [None]
+    assert told.eta() == (None if taken else 0.0 if overlap else H)
     progress.begin(H, H)
     assert told.eta() is not None
 
