@@ -112,7 +112,7 @@ class Origin:
         """It has merged with its group at this position."""
         self.since, self._step, self._time, self._met = round, step, clock.monotonic(), True
 
-    def group_bounds(self, usual: int, inner_steps: int, phase_seconds: float | None) -> PositionBounds:
+    def group_bounds(self, usual: float, inner_steps: int, phase_seconds: float | None) -> PositionBounds:
         """Where its group can be: not behind the position of their last merge; its step not beyond what :meth:`bounds`
         says, or the phase after what is ``usual``: where the group waited for this peer, it is faster without it.
         """

@@ -200,14 +200,13 @@ class Presence:
         Its position is the member's own word: see :meth:`Origin.group_bounds`.
         """
         phase_seconds, inner_steps = self._context.boundary.progress.phase_seconds, self._context.inner_steps
-        ours = [it for it in self._members.live() if it.config == self._node.member.config]
-        records = [*ours, self._record()]
-        most = furthest(records, inner_steps, self._context.tokens_per_step())
+        own, others, tokens_per_step = self._record(), self.others(), self._context.tokens_per_step()
+        most = furthest([*others, own], inner_steps, tokens_per_step)
         state = take_from(self._context, donor, room, catch_up_limit(phase_seconds), most, least)
         if state is None:
             self.matchmaking.gave_no_state(donor.peer_id)
             return None
-        usual = max(self._step(), usual_step(records))
+        usual = max(self._step(), usual_step(own, others, tokens_per_step)) if others else most[1]
         believed = self.origin.group_bounds(usual, inner_steps, phase_seconds).nearest(state)
         if believed.step != state.step:
             told = fields(donor=donor.name, said=state.step, step=believed.step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median_high, median_low
 
-from peer.swarm.directory.records import MemberRecord
+from peer.swarm.directory.records import LIFETIME, MemberRecord
 
 DONOR_AHEAD = 128  # rounds that a member may have done since it wrote its record
 BELIEVED_RATIO = 2  # no donor is beyond so many times the median round, plus what it may have done alone since then
@@ -53,9 +53,13 @@ def furthest(records: Sequence[MemberRecord], inner_steps: int, tokens_per_step:
     return rounds + DONOR_AHEAD, steps + DONOR_AHEAD * inner_steps
 
 
-def usual_step(records: Sequence[MemberRecord]) -> int:
-    """The step that most members have reached, by their records."""
-    return int(_median([it.step for it in _trained(records)], len(records)))
+def usual_step(own: MemberRecord, others: Sequence[MemberRecord], tokens_per_step: float) -> int:
+    """The step that most members can have reached. A record of the ``others`` may be as old as its lifetime; this
+    peer's ``own`` is new, so a step that it has been told makes no room for the next lie.
+    """
+    records, steps_per_rate = [own, *others], LIFETIME / tokens_per_step if tokens_per_step else 0.0
+    said = [(it.step, 0.0 if it is own else it.tokens_per_second) for it in _trained(records)]
+    return int(_median([step + rate * steps_per_rate for step, rate in said], len(records)))
 
 
 def plausible_rate(record: MemberRecord, records: Sequence[MemberRecord]) -> float:

@@ -14,6 +14,7 @@ from peer import clock
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
 from peer.rounds.types import Assembly, Group, Outcome, Seat
+from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, PositionBounds, Replacement
 from peer.swarm.pairing.proposals import Proposals
@@ -210,12 +211,28 @@ def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatc
 class Grouped:
     """A member of a group of ``honest`` others that has merged with them at round 200, ``ago`` inner phases ago."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, others: list[int], *, ago: float = 1.0, merged: bool = True):
-        time = Time(monkeypatch)
-        own, records = Origin(), [at_round(f"m{number}", round) for number, round in enumerate(others)]
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        others: list[int],
+        *,
+        ago: float = 1.0,
+        merged: bool = True,
+        phases_per_second: float = 0.0,
+        tokens_per_step: float = 0.0,
+    ):
+        time, speed = Time(monkeypatch), phases_per_second * H * tokens_per_step
+        own, records = Origin(), [at_round(f"m{number}", round, speed) for number, round in enumerate(others)]
         own.note(alone=False, taken=False, round=0, step=0, root="a")
         progress = SimpleNamespace(phase_seconds=10.0)
         self.given, self.refused = claim(200), list[str]()
+        context: Any = SimpleNamespace(
+            members=SimpleNamespace(live=lambda since: records),
+            node=SimpleNamespace(member=SimpleNamespace(config="c")),
+            inner_steps=H,
+            boundary=SimpleNamespace(progress=progress),
+            tokens_per_step=lambda: tokens_per_step,
+        )
         presence: Any = SimpleNamespace(
             origin=own,
             _group=Group(200, (), Assembly("t", (Seat("m0", "m0"), Seat("a", "a")), 1, {})),
@@ -223,17 +240,14 @@ class Grouped:
             _step=lambda: 200 * H,
             _record=lambda: at_round("a", 200),
             matchmaking=SimpleNamespace(ended=lambda *_: None, gave_no_state=self.refused.append),
-            _members=SimpleNamespace(live=lambda: records),
-            _node=SimpleNamespace(member=SimpleNamespace(config="c")),
-            _context=SimpleNamespace(
-                inner_steps=H, boundary=SimpleNamespace(progress=progress), tokens_per_step=lambda: 0.0
-            ),
+            others=lambda: SwarmContext.others(context),
+            _context=context,
         )
         outcome = Outcome.MERGED if merged else Outcome.ALONE
         Presence.ended(presence, Averaged(torch.zeros(1), outcome))
         time.now += ago * progress.phase_seconds
         monkeypatch.setattr("peer.swarm.presence.take_from", lambda *_: self.given)
-        self.presence = presence
+        self.presence, self.records = presence, records
 
     def takes(self, given: State) -> tuple[int, int, int]:
         """Round, step and steps since the boundary, as it takes them from one member."""
@@ -243,8 +257,8 @@ class Grouped:
         return taken.round, taken.step, taken.phase_steps_done
 
 
-def at_round(peer_id: str, round: int) -> MemberRecord:
-    return member_record(peer_id, round).model_copy(update={"step": round * H})
+def at_round(peer_id: str, round: int, speed: float = 0.0) -> MemberRecord:
+    return member_record(peer_id, round).model_copy(update={"step": round * H, "tokens_per_second": speed})
 
 
 @pytest.mark.parametrize(
@@ -269,6 +283,34 @@ def test_a_group_is_where_its_members_say_when_it_is_faster_without_this_peer(mo
     assert Grouped(monkeypatch, [230, 230, 230, 440]).takes(claim(230)) == (230, 230 * H, 3)
     assert Grouped(monkeypatch, [440, 200]).takes(claim(440))[1] == 202 * H
     assert Grouped(monkeypatch, [200, 200], ago=20.0).takes(claim(230)) == (230, 230 * H, 3)
+
+
+def test_a_group_has_gone_on_since_its_members_wrote_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does five phases in one of this peer, which was cut off for six. Its records are of six of its phases ago."""
+    fast = {"ago": 6.0, "phases_per_second": 0.5, "tokens_per_step": 64.0}
+    assert Grouped(monkeypatch, [224, 224], **fast).takes(claim(230)) == (230, 230 * H, 3)
+    assert Grouped(monkeypatch, [224, 224, 440, 440], **fast).takes(claim(440))[1] == (224 + 15 + 1) * H  # two lie
+
+
+def test_a_lie_that_was_believed_makes_no_room_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This peer's own step is not old: only those of records grow."""
+    group = Grouped(monkeypatch, [200, 10**6], phases_per_second=0.1, tokens_per_step=64.0)
+    group.presence._step = lambda: 300 * H
+    group.presence._record = lambda: at_round("a", 300, 6.4 * H)
+    assert group.takes(claim(400))[1] == (300 + 1) * H
+
+
+def test_a_group_does_not_stand_where_a_member_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Grouped(monkeypatch, [230, 200, 200])
+    it.records[1:] = [record.model_copy(update={"state": "paused"}) for record in it.records[1:]]
+    assert it.takes(claim(230)) == (230, 230 * H, 3)
+
+
+def test_a_peer_that_finds_no_record_has_no_measure_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a sleep, of which its clock knows nothing. The state is not further than any can be (donors.py)."""
+    it = Grouped(monkeypatch, [])
+    assert it.takes(claim(230)) == (230, 230 * H, 3)
+    assert it.takes(State(0, 1, ())) == (199, 200 * H, 0)
 
 
 def test_a_peer_that_was_in_no_group_yet_believes_it(monkeypatch: pytest.MonkeyPatch) -> None:
