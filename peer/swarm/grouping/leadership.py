@@ -33,6 +33,7 @@ class Leadership:
         self._incumbent = ""  # who has led the last round, which has merged
         self._failed = PeerBackoff()
         self._declined = PeerBackoff()  # who has let this peer into no group, remembered as long as a failure
+        self._declined_again = PeerBackoff()  # comes last as one that failed, but its claim is believed
         self._claims = PeerBackoff()  # whose claim has cost time; under the key "": no claim is believed
         self._rounds_alone = 0  # without a group, since the last one that has merged
 
@@ -44,7 +45,8 @@ class Leadership:
     def _rank(self, peer_id: str) -> tuple[bool, bool, bool, str]:
         """The member with the smallest rank leads."""
         new = not self.established if peer_id == self._node.peer_id else peer_id not in self._node.proven
-        return self._failed.avoided(peer_id), peer_id != self._incumbent, new, peer_id
+        last = self._failed.avoided(peer_id) or self._declined_again.avoided(peer_id)
+        return last, peer_id != self._incumbent, new, peer_id
 
     @property
     def grouped(self) -> bool:
@@ -84,8 +86,8 @@ class Leadership:
         """A round has ended. ``leader``: who led it, empty when there was no group. ``culprits``: who made it fail.
 
         ``declined``: who was asked to lead, and has declined or named another leader until this peer gave up. Its group
-        may have been full, or this peer too late; the second time it counts as a leader whose round has failed, also
-        after rounds that have merged.
+        may have been full, or this peer too late; the second time it leads after the others, as a leader whose round
+        has failed, also after rounds that have merged. Unlike such a one it is followed again when it claims to lead.
 
         After a round without a group, all failures are forgotten. Other members may have seen other failures, as when
         this peer has come back. They would choose another leader, and each of them would lead a group of its own.
@@ -100,7 +102,8 @@ class Leadership:
         self.established = self.established or merged
         self._incumbent = leader if merged else ""
         if not leader:
-            self._failed = PeerBackoff()
+            self._failed, self._declined_again = PeerBackoff(), PeerBackoff()
         elif not merged:
+            failed = self._declined_again if declined else self._failed
             for peer_id in {leader, *culprits}:
-                self._failed.note(peer_id, self._seconds(), offence=True)
+                failed.note(peer_id, self._seconds(), offence=True)

@@ -188,6 +188,20 @@ def test_who_lets_this_peer_in_at_every_second_boundary_leads_after_the_others(m
         assert leader(it) == "b"
 
 
+def test_who_was_too_late_twice_believes_the_claim_of_its_leader() -> None:
+    """Its group goes on. A leader that claims again and lets it into no group is not believed a second time."""
+    it = group("b", "z")
+    for _ in range(2):
+        it.leadership.ended("b", merged=True)
+        it.leadership.ended("", merged=False, declined="b")
+    assert leader(it) == "me"
+    it.claimed(Seat("b", "b"), established=True)
+    assert leader(it) == "b"
+    it.leadership.ended("", merged=False, declined="b")
+    it.claimed(Seat("b", "b"), established=True)
+    assert leader(it) == "me"
+
+
 def test_whom_the_asked_one_names_leads_until_the_round_has_ended() -> None:
     it = group("b", "z")
     it.elected(Seat("z", "z"))
