@@ -22,7 +22,7 @@ def load_or_create(path: Path) -> str:
     except OSError as error:
         raise UserError(
             f"identity file {path}: {error.strerror}; check its owner and permissions, "
-            "or name another with peer.identity"
+            "or name another (peer.identity, or --identity of noloco-bootstrap)"
         ) from None
     try:
         return str(PeerID.from_identity(data).to_base58())

@@ -98,6 +98,7 @@ class Membership:
             if resume is not None:
                 self.reporter.rewind(counters.round, self.state.inner.step)
             presence.enter(self.state.snapshot, counters.round, waits=together)
+            self.resources.metrics["swarm_members"].set(presence.size)
             if together:
                 latest = presence.start_barrier.await_others(own.start_with, own.start_patience)
                 if await_data():

@@ -100,7 +100,11 @@ def card(sources: Sequence[ExportSource], mixed: Mixed, parameters: int, dtype: 
     """The model card: what was trained, how, and by which peers, as the checkpoints say."""
     first = sources[0]
     run = first.run
-    head = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["noloco", run.outer.name]}
+    head = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": sorted({"noloco", run.outer.name}),
+    }
     steps = sorted({source.step for source in sources})
     members = frozenset().union(*(source.partners for source in sources), {source.peer for source in sources})
     rows = {

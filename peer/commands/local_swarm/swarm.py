@@ -62,10 +62,13 @@ class LocalSwarm:
 
     def run(self) -> int:
         """The exit code: 0 done or asked to stop, 1 when a member failed."""
-        before = {number: signal.signal(number, self._interrupt) for number in stop_signals()}
         require_folder(self._folder)
+        members = _members_in(self._folder)
+        if self._resume and not members:
+            raise UserError(f"--resume: no peer is in {self._folder}; check run.dir, or leave out --resume")
+        before = {number: signal.signal(number, self._interrupt) for number in stop_signals()}
         if not self._resume:
-            set_aside(self._folder, [*_members_in(self._folder), "bootstrap", "summary.json"])
+            set_aside(self._folder, [*members, "bootstrap", "summary.json"])
         began = time.monotonic()
         try:
             tails = [Tail(name, self._folder / name) for name in self._names]

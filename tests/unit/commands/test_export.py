@@ -128,7 +128,7 @@ def test_the_card_says_what_was_trained(tmp_path: Path, capsys: pytest.CaptureFi
     homes = [saved(tmp_path, name, trained(settings, number)) for number, name in enumerate(("alice", "bob"))]
     assert export(capsys, *homes, tmp_path / "out")[0] == 0
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert yaml.safe_load(card.split("---")[1])["tags"] == ["noloco", "noloco"]
+    assert yaml.safe_load(card.split("---")[1])["tags"] == ["noloco"]
     for words in (
         digest(settings.run),
         "| tokens | 768 ",

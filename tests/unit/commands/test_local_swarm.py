@@ -389,6 +389,13 @@ def test_no_member_has_what_only_one_peer_of_a_machine_can_have(
         assert (values[name]["peer.network.announce"], values[name]["peer.metrics.announce"]) == ("[]", "null")
 
 
+def test_a_resume_of_nobody_is_refused(tmp_path: Path) -> None:
+    """It began a run anew, and said nothing: of a folder with another name, for example."""
+    config = CONFIG.model_copy(update={"run": CONFIG.run.model_copy(update={"dir": tmp_path / "misspelt"})})
+    with pytest.raises(UserError, match=r"no peer is in .*misspelt; check run\.dir"):
+        swarm.LocalSwarm(config, [], [], peers=2, resume=True).run()
+
+
 def test_ctrl_c_between_two_peers_starts_no_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(name: str, *arguments: Any) -> Any:
         if name == "peer-0":

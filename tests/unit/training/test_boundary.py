@@ -158,6 +158,17 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_run_that_was_done_when_its_process_began_swaps_no_more(scene: Scene, trained: bool) -> None:
+    """Each resume of a finished swarm added a round alone and five seconds of idle time to each peer."""
+    boundary = Blocking(*scene.parts(), exchange=Exchange())
+    scene.resources.context.progress.step_seconds = float(trained)
+    scene.state.inner.step = scene.state.counters.boundary_step = TOTAL
+    scene.presence.matchmaking.last_partners = lambda: 1  # type: ignore[method-assign]
+    boundary.finish()
+    assert bool(scene.presence.ended_rounds) == trained
+
+
 def overlapped(scene: Scene, exchange: Any) -> Overlapped:
     return Overlapped(*scene.parts(), exchange=exchange)
 
