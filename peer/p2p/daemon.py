@@ -30,8 +30,6 @@ log = get_logger("daemon")
 _FOLDER_PREFIX = "noloco-"
 # What p2pd reads of the environment, and no more: tokens of this user are not its business
 DAEMON_VARIABLES = ("PATH", "HOME", "TMPDIR", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK")
-
-
 DAEMON_STOP_SECONDS = 5.0  # for p2pd to end by itself when it is told to
 LINGERING = 10.0  # seconds: a p2pd ends after the peer that was killed, as a rule two seconds
 PORT_LOOK_SECONDS = 0.2

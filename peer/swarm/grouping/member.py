@@ -135,19 +135,19 @@ class GroupMember:
             await current.stream.send(MemberReady(lineage=self._counters.lineage), MESSAGE_TIMEOUT)
             decision = await unless_away(self._decision(current, round, until), lambda: self._context.away)
             if isinstance(decision, str):
-                self._has_cost(leader, clock.monotonic() - began)
+                self._note_cost(leader, clock.monotonic() - began)
             return decision
         except Leaving as error:
             self.leave()
             return Group(round, lost=str(error))
         except (TimeoutError, StreamLost) as error:
             self.leave()
-            if not self._has_cost(leader, clock.monotonic() - began) and fresh:
+            if not self._note_cost(leader, clock.monotonic() - began) and fresh:
                 self._known.avoid(leader.peer_id)  # if not fresh it may only have dropped us as too late: ask it again
             return f"{leader.name} is gone: {str(error) or 'no message from it'}"
 
-    def _has_cost(self, leader: Seat, waited: float) -> bool:
-        """A leader that has given signs of life for long, and formed no group, is left out."""
+    def _note_cost(self, leader: Seat, waited: float) -> bool:
+        """Leave out a leader that has given signs of life for long and formed no group; returns whether it has."""
         long = waited > self._known.longest(leader.peer_id) / 2
         if long:
             self._known.missed(leader.peer_id, waited)

@@ -90,7 +90,9 @@ class Donor:
 
     @property
     def awaited(self) -> bool:
-        """Somebody takes this state, or has just gone without it and asks again: see ``LONGEST_REPEAT_PAUSE``."""
+        """Somebody takes this state, or has just gone without it and asks again: after ``LONGEST_REPEAT_PAUSE``, and
+        half as long again for its request to come.
+        """
         return bool(self._clients) or clock.monotonic() < self._in_vain + 1.5 * LONGEST_REPEAT_PAUSE
 
     async def serve(self, stream: Stream) -> None:
