@@ -40,7 +40,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from tests.benchmarks.swap_partner import peer_node
 
     vector = vector_of(place, members, numel)
-    progress = Progress()
+    progress, counters = Progress(), SimpleNamespace(round=0, lineage=Lineage())
     initial = () if address == "-" else (address,)
     with tempfile.TemporaryDirectory() as folder, peer_node(Path(folder) / "key", initial) as node:
         incoming = IncomingStreams()
@@ -51,7 +51,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
             grouping=Grouping.EVERYONE,
             equal_replicas=False,
             training=LoopContext(progress, Stop()),
-            counters=SimpleNamespace(round=0, lineage=Lineage()),
+            counters=counters,
             step=lambda: 0,
             report=lambda: NO_REPORT,
             metrics_address=None,
@@ -61,6 +61,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
         settings = ExchangeConfig(codec="none", stall=STALL, max_norm_ratio=1e9)
         exchange = AllReduceExchange(network=node, incoming=incoming, numel=numel, result=numel, settings=settings)
         progress.begin(1, 1)
+        time.sleep(PHASE)  # the step by which others are told when the next boundary comes
         progress.tick()
         while presence.size < members:
             presence._members.refresh_all()
@@ -71,6 +72,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
             progress.tick()
             began = time.monotonic()
             print("begin", flush=True)
+            counters.round = number
             group = presence.group_for(number)
             averaged = exchange.average(Vector(vector), group)
             tell(began, averaged.outcome.value, averaged.mean, members)
