@@ -27,9 +27,10 @@ from tests.benchmarks.wan.plot import plot
 from tests.benchmarks.wan.runs import Run, Runs
 from tests.benchmarks.wan.stages import METHODS, STRAGGLER, Method, Stage, stages
 
+END = "exchange_end_seconds"
 MORE = (
     "end_seconds",
-    "exchange_end_seconds",
+    END,
     "wire_bytes",
     "payload_bytes",
     "val_loss",
@@ -46,8 +47,8 @@ def compare(runs: Runs, stage: Stage) -> dict[str, list[Run]]:
     """The runs of a stage by method, with the ratios to computing alone: ``wall_ratio``, ``wire_ratio``, ``end_swaps``;
     and ``train_loss``, the mean of the last inner steps.
 
-    A swap takes its bytes over the line's upload rate and a round trip. The end of a run is what it takes longer than
-    that of a peer which computes alone: that one's checkpoint and evaluation are no swap's.
+    A swap takes its bytes over the line's upload rate and a round trip. The end of a run is from the last inner step
+    until the last exchange has ended, less that of a peer which computes alone.
     """
     plain = stage.name.removesuffix(STRAGGLER)
     alone = runs.of(stage.name, "alone") or runs.of(plain, "alone")
@@ -62,7 +63,7 @@ def compare(runs: Runs, stage: Stage) -> dict[str, list[Run]]:
                 swap = 8e-6 * run["swap_bytes"] / (stage.plan.access.up_mbit or 1.0) + stage.plan.path.rtt_ms / 1000
                 more["swap_seconds"] = swap
                 if alone:
-                    more["end_swaps"] = (run["end_seconds"] - mean(it["end_seconds"] for it in alone)) / swap
+                    more["end_swaps"] = (run[END] - mean(it[END] for it in alone)) / swap
             found.setdefault(method, []).append({**run, **more})
     return found
 

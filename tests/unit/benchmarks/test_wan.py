@@ -109,7 +109,8 @@ def test_figures_are_those_of_the_faster_peers_but_the_bytes() -> None:
 
 
 def entry(stage: str, method: str, **figures: float) -> dict[str, Any]:
-    values = {"end_seconds": 3.0, "idle_share": 0.0, "wire_bytes": 1e6, "merged_share": 1.0, "losses": []}
+    values = {"end_seconds": 9.0, "exchange_end_seconds": 0.5, "idle_share": 0.0, "wire_bytes": 1e6, "losses": []}
+    values["merged_share"] = 1.0
     return {**values, **figures, "settings": json.loads(json.dumps(QUICK[stage].settings(METHODS[method])))}
 
 
@@ -122,10 +123,10 @@ def known(folder: Path, entries: dict[str, Any]) -> Known:
 def test_what_misses_a_goal_is_said_with_its_stage(tmp_path: Path) -> None:
     swap = {"payload_bytes": 1e6, "swap_bytes": 1e6}
     entries = {
-        "home/alone/0": entry("home", "alone", wall_seconds=100.0),
+        "home/alone/0": entry("home", "alone", wall_seconds=100.0, end_seconds=30.0),
         "home/noloco_default/0": entry("home", "noloco_default", wall_seconds=101.0, **swap),
         "home_straggler/noloco_default/0": entry(
-            "home_straggler", "noloco_default", wall_seconds=103.0, end_seconds=3 + 3 * 0.86, **swap
+            "home_straggler", "noloco_default", wall_seconds=103.0, exchange_end_seconds=0.5 + 3 * 0.86, **swap
         ),
     }
     runs = Runs(known(tmp_path, entries), QUICK)
