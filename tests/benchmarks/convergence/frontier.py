@@ -1,7 +1,8 @@
 """Loss against bytes: NoLoCo and DiLoCo, each with each inner optimizer, at shares of one number of bytes.
 
 python -m tests.benchmarks.convergence.frontier --tune --json FILE      outer settings and learning rates, short runs
-python -m tests.benchmarks.convergence.frontier --json FILE             the frontier
+python -m tests.benchmarks.convergence.frontier --json FILE             the frontier, with 8 replicas
+python -m tests.benchmarks.convergence.frontier --replicas 16 --json FILE      as many tokens, the settings of 8
 
 The whole is what DiLoCo H 50 sends in fp32. Each method has the H at which int4 sends at most a share of that, its last
 swaps included. Runs in FILE are not repeated.
@@ -18,7 +19,8 @@ from tests.benchmarks.common import Known, command_line, finish, parse
 from tests.benchmarks.convergence.cases import DILOCO, DILOCO_100, NOLOCO, STEPS, Case
 from tests.benchmarks.convergence.comparison import Row, run_all
 
-WHOLE = 43_108_800  # bytes a peer: DiLoCo H 50, fp32, 8 replicas, 246,336 parameters, 1,250 steps
+# Bytes a peer by the number of replicas: DiLoCo H 50, fp32, 246,336 parameters, 1,250 and 625 steps
+WHOLE = {8: 43_108_800, 16: 24_017_760}
 SHARES = (1.0, 0.5, 0.25, 0.0625)
 RATES = {"adamw": 3e-3, "muon": 24e-3}  # by --tune and by the sweeps "lr" and "optimizer"
 
@@ -48,7 +50,7 @@ TUNED: dict[str, list[tuple[int, list[dict[str, Any]]]]] = {
 
 
 def case(method: str, optimizer: str, h: int, outer: Mapping[str, Any], **changes: Any) -> Case:
-    """A run with 8 replicas in int4."""
+    """A run in int4, with 8 replicas if nothing else is said."""
     label = f"{method}_{optimizer}_h{h}_int4"
     lr = changes.pop("lr", RATES[optimizer])
     return Case(label, method, h, lr, dict(outer), codec="int4", optimizer=optimizer, **changes)  # type: ignore[arg-type]
@@ -73,10 +75,10 @@ def tuning() -> list[Case]:
     return adamw + muon
 
 
-def frontier_cases(seeds: Sequence[int] = (0, 1)) -> list[Case]:
+def frontier_cases(seeds: Sequence[int] = (0, 1), replicas: int = 8) -> list[Case]:
     """All of a seed before the next."""
     return [
-        replace(case(method, optimizer, h, outer), seed=seed)
+        replace(case(method, optimizer, h, outer), seed=seed, replicas=replicas, steps=8 * STEPS // replicas)
         for seed in seeds
         for optimizer in RATES
         for method, chosen in CHOSEN.items()
@@ -89,6 +91,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
     of = {label: [row for row in rows if row["label"] == label] for label in dict.fromkeys(it["label"] for it in rows)}
     loss = {label: mean(row["val_loss_mean"] for row in same) for label, same in of.items()}
     sent = {label: mean(row["bytes_per_peer"] for row in same) for label, same in of.items()}
+    whole = WHOLE[rows[0]["replicas"]]
     gaps = [row["val_loss_mean"] / row["val_loss_averaged_model"] - 1 for row in rows if "noloco" in row["label"]]
     best: dict[str, Any] = {}
     for optimizer in RATES:
@@ -96,7 +99,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
             least: dict[str, float] = {}
             for method in CHOSEN:
                 named = [label for label in loss if label.startswith(f"{method}_{optimizer}_")]
-                fits = [loss[label] for label in named if sent[label] <= share * WHOLE]
+                fits = [loss[label] for label in named if sent[label] <= share * whole]
                 if fits:
                     least[method] = min(fits)
             best[f"{optimizer} {share:g}"] = least
@@ -112,10 +115,11 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
 def main() -> None:
     parser = command_line("loss against bytes")
     parser.add_argument("--tune", action="store_true", help="short runs of many settings")
+    parser.add_argument("--replicas", type=int, choices=WHOLE, default=8, help="of the frontier")
     parser.add_argument("--at-once", type=int, metavar="N", help="runs at the same time; one a core by default")
     args = parse(parser)
     known = Known("convergence.frontier", args)
-    cases = tuning() if args.tune else frontier_cases()
+    cases = tuning() if args.tune else frontier_cases(replicas=args.replicas)
     rows = run_all(cases, known, args.at_once)
     if args.tune:
         for it, row in zip(cases, rows, strict=True):
