@@ -10,6 +10,8 @@ from hivemind.p2p import P2P, PeerID
 from peer.config.files import replacing
 from peer.errors import UserError
 
+LONGEST_ID = 64  # bytes of a peer id
+
 
 def load_or_create(path: Path) -> str:
     """Peer id (base58) of the key in ``path``; a new key is written when there is none."""

@@ -6,11 +6,14 @@ A node checks each record before it stores it and before it believes an answer, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgpack
 from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 
 from peer import clock
@@ -18,6 +21,8 @@ from peer import clock
 SUBKEY_BYTES = 1024  # a peer id, its public key and, in an invited swarm, its certificate
 CLOCKS = 6.0  # seconds by which two clocks may differ: hivemind allows 3 to each
 SIGNATURE = re.compile(rb"\[signature:[A-Za-z0-9+/=]+\]")  # what follows a signed value
+_PLAIN = {"max_array_len": 0, "max_map_len": 0, "max_ext_len": 0}  # texts, bytes and numbers
+_DICTIONARY = DHTProtocol.serializer._ext_types[DictionaryDHTValue]
 
 
 @dataclass(frozen=True)
@@ -72,10 +77,31 @@ def split_text(packed: bytes) -> tuple[str | None, bytes]:
 
     Nothing else is unpacked.
     """
-    unpacker = msgpack.Unpacker(max_array_len=0, max_map_len=0, max_ext_len=0, max_bin_len=0)
+    unpacker = msgpack.Unpacker(**_PLAIN, max_bin_len=0)
     unpacker.feed(packed)
     try:
         found = unpacker.unpack()
         return (found, packed[unpacker.tell() :]) if isinstance(found, str) else (None, packed)
     except (ValueError, msgpack.exceptions.UnpackException):
         return None, packed
+
+
+def rows_of(packed: bytes) -> Iterator[tuple[Any, Any, Any]]:
+    """Subkey, value and expiration of each record in a packed dictionary, until one cannot be read.
+
+    hivemind would unpack all at once and look each subkey up. Who makes their hashes collide, as those of tuples, or
+    sends a hundred thousand empty lists, which Python's collector goes through, holds the event loop.
+    """
+    with suppress(ValueError, TypeError, msgpack.exceptions.UnpackException):
+        code, data = msgpack.unpackb(packed, max_array_len=0, max_map_len=0)
+        if code != _DICTIONARY:
+            return
+        unpacker = msgpack.Unpacker(**_PLAIN)
+        unpacker.feed(data)
+        if unpacker.read_array_header() != 3:
+            return
+        unpacker.skip(), unpacker.skip()  # its size and its expiration
+        for _ in range(unpacker.read_array_header()):
+            if unpacker.read_array_header() != 3:
+                return
+            yield unpacker.unpack(), unpacker.unpack(), unpacker.unpack()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, chain, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ from hivemind.utils.multiaddr import Multiaddr
 from peer import clock
 from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Spending
 from peer.p2p.dht.authors import Author, owner_of_subkey
-from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, subkey_text
+from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, rows_of, subkey_text
 from peer.p2p.dht.mended import calls_have_ended, mend_calls
 from peer.p2p.dht.search import FINGERPRINT_BYTES, KNOWN_RECORDS, NEIGHBOURS, SAID, Known, without
+from peer.p2p.identity import LONGEST_ID
 from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, message_classes
 from peer.rounds.backoff import Proven
 from peer.rounds.types import Newest
@@ -42,6 +43,8 @@ KEY_RECORDS = 256  # that a node keeps under one key; a bucket of the directory 
 KEY_RECORDS_EACH = 2  # of one author under one key: a new invitation is another subkey until the old record expires
 READ_RECORDS = 2 * KEY_RECORDS  # of an answer under one key: proven authors may write under one that is full
 ANSWER_BYTES = 256_000  # of one: it comes in time (join.DHT_TIMEOUT) at 1 Mbit/s; a full key has three times as much
+LONGEST_ANSWER = ANSWER_BYTES + KEYS * 4096  # with one record of each key, which a node tells in any case
+BUCKET_NODES = 20  # that hivemind names in an answer under one key
 DICTIONARY_BYTES = 64  # of one without records, at most
 PRUNE_SECONDS = 5.0  # between two looks for records that have expired
 # a field that hivemind's FindRequest does not have, and that who does not know it skips
@@ -128,15 +131,18 @@ class Requests:
         """Raises :class:`RefusedRequest`. Left out are nodes at a place that is not theirs, and records that are not
         valid: one may be too late by our clock, or of somebody whom the other one does not know to be revoked.
         """
+        if answer.ByteSize() > LONGEST_ANSWER:
+            raise RefusedRequest("the answer is too long")
         if not self._author.admits(remote.to_base58(), answer.auth.service_access_token.username):
             raise RefusedRequest("not invited")
         if answer.peer.node_id not in (b"", place_of_node(remote).to_bytes()):
             raise RefusedRequest("a node's place is the hash of its id")
         for key, result in zip(request.keys, answer.results, strict=False) if isinstance(answer, FindResponse) else ():
-            nodes = list(zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False))
             if result.type == FOUND_DICTIONARY:
-                _put(result, [row for row in _rows(result.value)[:READ_RECORDS] if self._valid(key, *row)])
-            true = [(place, node) for place, node in nodes if place_of_node(PeerID(node)).to_bytes() == place]
+                _put(result, (row for row in islice(rows_of(result.value), READ_RECORDS) if self._valid(key, *row)))
+            named = zip(result.nearest_node_ids[:BUCKET_NODES], result.nearest_peer_ids[:BUCKET_NODES], strict=False)
+            short = ((place, node) for place, node in named if len(node) <= LONGEST_ID)  # base58 of a long one is slow
+            true = [(place, node) for place, node in short if place_of_node(PeerID(node)).to_bytes() == place]
             result.nearest_node_ids[:] = [place for place, _ in true]
             result.nearest_peer_ids[:] = [node for _, node in true]
 
@@ -189,18 +195,8 @@ class _Kept:
         self._by_author = Counter(author for author, _ in chain.from_iterable(self._by_key.values()))
 
 
-def _rows(packed: bytes) -> list[tuple[Any, Any, Any]]:
-    """Subkey, value and expiration of each record in a dictionary; none when it cannot be read."""
-    try:
-        found = MSGPackSerializer.loads(packed)
-    except Exception:  # noqa: BLE001 - whatever somebody has sent
-        return []
-    # its items() fail when it says that its size is a text
-    return [(subkey, *it) for subkey, it in found.data.items()] if isinstance(found, DictionaryDHTValue) else []
-
-
 def _put(result: Any, rows: Iterable[Sequence[Any]]) -> None:
-    """These records, as of :func:`_rows`, are what is found."""
+    """These records, as of :func:`rows_of`, are what is found."""
     left = DictionaryDHTValue()
     for row in rows:
         left.store(*row)
@@ -217,7 +213,7 @@ def fit(answer: FindResponse, room: float, proven: Proven) -> None:
     room -= answer.ByteSize() - sum(len(it.value) for it in found)
     for result in found:
         if len(result.value) > room:
-            rows = _rows(result.value)
+            rows = list(rows_of(result.value))
             random.shuffle(rows)
             rows.sort(key=lambda row: owner_of_subkey(row[0]).peer_id not in proven)
             ends = accumulate((len(MSGPackSerializer.dumps(list(row))) for row in rows), initial=DICTIONARY_BYTES)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from peer.p2p.identity import LONGEST_ID
 from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, delimited, message_classes, read_delimited
 from peer.p2p.stream import BadMessage
 
@@ -16,7 +17,6 @@ CONNECT, STATUS = 1, 2  # kinds of a hop message
 STOP_CONNECT, STOP_STATUS = 0, 1  # kinds of a stop message
 OK, RESERVATION_REFUSED, LIMIT_EXCEEDED, CONNECTION_FAILED, NO_RESERVATION = 100, 200, 201, 203, 204
 CAP = 4096  # bytes of a message
-LONGEST_ID = 64  # bytes
 
 
 CIRCUIT_MESSAGES = message_classes(

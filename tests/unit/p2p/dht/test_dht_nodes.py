@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,14 +14,14 @@ import pytest
 from hivemind.dht.node import DHTNode
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P, PeerID
-from hivemind.proto.dht_pb2 import StoreRequest, StoreResponse
+from hivemind.proto.dht_pb2 import FindRequest, FindResponse, FindResult, StoreRequest, StoreResponse
 from hivemind.utils import MSGPackSerializer
 
 from peer.p2p import identity
 from peer.p2p.dht import search
 from peer.p2p.dht.authors import Author
 from peer.p2p.dht.join import join_dht
-from peer.p2p.dht.requests import CheckedP2P, RefusedRequest, Requests
+from peer.p2p.dht.requests import LONGEST_ANSWER, CheckedP2P, RefusedRequest, Requests
 from peer.p2p.dht.search import Held, id_of
 from peer.rounds.backoff import Proven
 
@@ -124,3 +125,29 @@ def test_a_false_record_hides_no_other(new_peer: Callable[[str], Peer]) -> None:
         return await newcomer.read()
 
     assert asyncio.run(look()) == {member.subkey}
+
+
+def test_a_node_whose_answers_are_too_long_is_silent(new_peer: Callable[[str], Peer]) -> None:
+    """It is asked once, and then no more for a while: each of its answers costs a download."""
+    node, liar, member, newcomer = map(new_peer, ("node", "liar", "member", "newcomer"))
+    asked: list[None] = []
+
+    async def lie(*_: Any) -> FindResponse:
+        asked.append(None)
+        return FindResponse(results=[FindResult(value=bytes(LONGEST_ANSWER))])
+
+    async def look() -> list[set[str]]:
+        await node.join()
+        await newcomer.join(node)
+        newcomer.dht.blacklist.base_time = math.inf  # as long as the test may take
+        liar.p2p.requests.count_answer = lambda *_: None  # type: ignore[method-assign]
+        await liar.join(newcomer)
+        liar.p2p._handlers["DHTProtocol.rpc_find"] = lie, FindRequest
+        assert await member.store(node, MSGPackSerializer.dumps(member.subkey))
+        known = newcomer.dht.protocol.routing_table.peer_id_to_uid
+        assert liar.peer_id in known
+        seen = [await newcomer.read() for _ in range(5)]
+        assert liar.peer_id in newcomer.dht.blacklist and liar.peer_id not in known
+        return seen
+
+    assert asyncio.run(look()) == [{member.subkey}] * 5 and len(asked) == 1

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import base58
 import msgpack
 import pytest
 from hivemind.dht.protocol import DHTProtocol
@@ -13,19 +14,30 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
-from hivemind.proto.dht_pb2 import NOT_FOUND, FindRequest, FindResponse, FindResult, NodeInfo, PingRequest, StoreRequest
+from hivemind.proto.dht_pb2 import (
+    NOT_FOUND,
+    FindRequest,
+    FindResponse,
+    FindResult,
+    NodeInfo,
+    PingRequest,
+    PingResponse,
+    StoreRequest,
+)
 from hivemind.utils import MSGPackSerializer
 
 from peer.p2p import identity
 from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS
 from peer.p2p.dht import requests
 from peer.p2p.dht.authors import Author, owner_of_subkey
-from peer.p2p.dht.limits import RECORD, SUBKEY_BYTES
+from peer.p2p.dht.limits import RECORD, SUBKEY_BYTES, rows_of
 from peer.p2p.dht.requests import (
     ANSWER_BYTES,
+    BUCKET_NODES,
     KEY_RECORDS,
     KEY_RECORDS_EACH,
     KEYS,
+    LONGEST_ANSWER,
     PACKED_RECORDS,
     READ_RECORDS,
     RefusedRequest,
@@ -284,6 +296,99 @@ def test_no_more_records_of_an_answer_are_checked_than_a_node_has(
     reply = answer(*map(str, range(2 * READ_RECORDS)), expires=time.time() + 20)
     Requests(author, Proven()).check_answer(FindRequest(keys=[KEY]), reply, one)
     assert len(checked) == READ_RECORDS > KEY_RECORDS and reply.results[0].type == NOT_FOUND
+
+
+def test_the_rows_of_an_answer_are_those_that_hivemind_reads() -> None:
+    """It keeps also what has expired, and in the order in which it came."""
+    (result,), now = answer(*map(str, range(300)), expires=time.time() - 5).results, time.time()
+    held = DictionaryDHTValue()
+    for number, subkey in enumerate(("", "a" * 900, "ä\U0001f600", "[owner:x]")):
+        held.store(subkey, bytes(number), now + number)
+    for packed in (result.value, MSGPackSerializer.dumps(held), MSGPackSerializer.dumps(DictionaryDHTValue(5))):
+        read = MSGPackSerializer.loads(packed)
+        assert list(rows_of(packed)) == [(subkey, *it) for subkey, it in read.data.items()]
+
+
+def test_what_nobody_asks_for_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 280 kB of empty lists the collector of garbage took half a second."""
+    lists = [["a", b"x", 1.0], [[[], []], b"x", 1.0], *[[]] * 100_000]
+    packed = MSGPackSerializer.dumps(msgpack.ExtType(0x50, msgpack.packb([[[]] * 1000, [[]] * 1000, lists])))
+    unpacked, unpackb, hold = list[object](), msgpack.unpackb, msgpack.Unpacker
+
+    class Unpacker(hold):  # type: ignore[misc, valid-type]
+        def unpack(self) -> object:
+            unpacked.append(super().unpack())
+            return unpacked[-1]
+
+    monkeypatch.setattr(msgpack, "Unpacker", Unpacker)
+    monkeypatch.setattr(msgpack, "unpackb", lambda *args, **how: (unpacked.append(None), unpackb(*args, **how))[1])
+    assert list(rows_of(packed)) == [("a", b"x", 1.0)] and unpacked == [None, "a", b"x", 1.0]
+
+
+def tuples(count: int) -> bytes:
+    """A dictionary whose subkeys are tuples: hashes of numbers have no secret, so they can be made to collide."""
+    rows = [[(number, number), b"x", time.time() + 20] for number in range(count)]
+    return MSGPackSerializer.dumps(msgpack.ExtType(0x50, MSGPackSerializer.dumps([None, 0, rows])))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        tuples(9),
+        MSGPackSerializer.dumps([tuples(9), (1, 2)]),
+        MSGPackSerializer.dumps({"a": (1, 2)}),
+        MSGPackSerializer.dumps(msgpack.ExtType(0x50, msgpack.packb([None, 0, [[{"a": 1}, b"x", 0]]]))),
+        MSGPackSerializer.dumps(msgpack.ExtType(0x50, msgpack.packb([None, 0, [7, [], ["a"], "abc"]]))),
+        MSGPackSerializer.dumps(msgpack.ExtType(0x50, msgpack.packb([None, 0, 7]))),
+        MSGPackSerializer.dumps(msgpack.ExtType(0x51, msgpack.packb([None, 0, []]))),
+    ],
+    ids=["tuples", "a list", "a map", "a map as subkey", "other rows", "no rows", "another type"],
+)
+def test_of_an_answer_no_dictionary_is_made_before_its_records_are_checked(
+    value: bytes, authors: Sequence[tuple[PeerID, Author]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 160 kB held the network thread for 2 s, and one of 4 MB for minutes."""
+    made: list[int] = []
+    monkeypatch.setattr(MSGPackSerializer, "_decode_ext_types", lambda code, data: made.append(code))
+    (one, author), found = authors[0], FindResult(type=dht_pb2.FOUND_DICTIONARY, value=value)
+    reply = FindResponse(results=[found])
+    Requests(author, Proven()).check_answer(FindRequest(keys=[KEY]), reply, one)
+    assert reply.results[0].type == NOT_FOUND and not reply.results[0].value and not made
+
+
+def test_an_answer_that_no_node_gives_is_refused_before_it_is_read(authors: Sequence[tuple[PeerID, Author]]) -> None:
+    (one, author), certificate = authors[0], 1024
+    checks, request = Requests(author, Proven()), FindRequest(keys=[bytes([it]) * 20 for it in range(KEYS)])
+    whole = FindResponse(results=[full_key() for _ in range(KEYS)])
+    for result in whole.results:
+        result.nearest_node_ids.extend([KEY] * BUCKET_NODES)
+        result.nearest_peer_ids.extend([one.to_bytes()] * BUCKET_NODES)
+    fit(whole, ANSWER_BYTES, Proven())
+    assert ANSWER_BYTES < whole.ByteSize() < LONGEST_ANSWER - certificate, "the longest that our nodes give"
+    checks.check_answer(request, whole, one)
+    for reply in (
+        FindResponse(results=[FindResult(nearest_node_ids=[b""] * LONGEST_ANSWER)]),
+        FindResponse(results=[FindResult(value=bytes(LONGEST_ANSWER))]),
+        PingResponse(peer=NodeInfo(node_id=bytes(LONGEST_ANSWER))),
+    ):
+        with pytest.raises(RefusedRequest, match="too long"):
+            checks.check_answer(request, reply, one)
+
+
+def test_of_the_nodes_in_an_answer_as_many_are_read_as_a_node_names(
+    authors: Sequence[tuple[PeerID, Author]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hivemind writes each id in base58, whose time is that of its length squared: one id of 250 kB took a minute."""
+    written, encode = list[int](), base58.b58encode
+    monkeypatch.setattr(base58, "b58encode", lambda data, **how: (written.append(len(data)), encode(data, **how))[1])
+    (one, author), long = authors[0], bytes(3000)
+    ids = [long, *(b"\x12\x20" + number.to_bytes(32, "big") for number in range(2 * BUCKET_NODES))]
+    places = [requests.DHTID.generate(source=it).to_bytes() for it in ids]
+    reply = FindResponse(results=[FindResult(type=NOT_FOUND, nearest_node_ids=places, nearest_peer_ids=ids)])
+    Requests(author, Proven()).check_answer(FindRequest(keys=[KEY]), reply, one)
+    assert list(reply.results[0].nearest_peer_ids) == ids[1:BUCKET_NODES]
+    assert list(reply.results[0].nearest_node_ids) == places[1:BUCKET_NODES]
+    assert written == [34] * (BUCKET_NODES - 1)
 
 
 def test_nobody_chooses_its_place(authors: Sequence[tuple[PeerID, Author]]) -> None:

@@ -16,6 +16,7 @@ from peer import clock
 from peer.p2p import budgets
 from peer.p2p.bandwidth import BURST, UNLIMITED, Bandwidth
 from peer.p2p.budgets import Limit, Rate
+from peer.p2p.identity import LONGEST_ID
 from peer.p2p.reachability import circuit_messages, relay, reservations
 from peer.p2p.reachability.relay import Relay
 from peer.p2p.reachability.reservations import Reservations, try_reservation
@@ -70,7 +71,7 @@ def test_fields_that_a_relay_does_not_use_are_skipped() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_call_or_are_refused(data: bytes) -> None:
     with contextlib.suppress(BadMessage, asyncio.IncompleteReadError):
-        assert len(parsed(data)[1]) <= circuit_messages.LONGEST_ID
+        assert len(parsed(data)[1]) <= LONGEST_ID
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\x03", b"\x80\x80\x80\x80\x01", b"\x03\x12\x7f\x00", b"\x02\x0b\x00"])
