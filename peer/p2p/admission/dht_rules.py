@@ -26,7 +26,7 @@ from peer.p2p.dht.limits import RecordLimit
 
 log = get_logger("admission")
 
-CERTIFICATE_CAP = 1024  # bytes
+CERTIFICATE_CAP = 1024  # characters
 REVOCATIONS = "revocations"  # DHT key of the list
 REVOCATIONS_BYTES = 64 * 1024
 REVOCATIONS_LIFETIME = 3600.0  # seconds
@@ -49,6 +49,8 @@ class Authority(Author):
 
     def admits(self, peer_id: str, certificate: str) -> bool:
         """Does the certificate (JSON) let this peer take part?"""
+        if len(certificate) > CERTIFICATE_CAP:  # else any text of it would be kept below
+            return False
         found = _certificate(certificate)
         return found is not None and not self.admission.objection(found, peer_id)
 
@@ -66,7 +68,7 @@ def invited(invitation: Path, key: Path, owner: str | None) -> Authority:
 @lru_cache(maxsize=4096)
 def _certificate(text: str) -> Certificate | None:
     try:
-        return Certificate.model_validate_json(text) if len(text) <= CERTIFICATE_CAP else None
+        return Certificate.model_validate_json(text)
     except ValidationError:
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import json
@@ -28,7 +29,13 @@ from pydantic import ValidationError
 from dht_bootstrap import owner as book
 from peer.errors import UserError
 from peer.p2p import identity
-from peer.p2p.admission.dht_rules import REVOCATIONS, Authority, decode_revocations
+from peer.p2p.admission.dht_rules import (
+    CERTIFICATE_CAP,
+    REVOCATIONS,
+    Authority,
+    _certificate,
+    decode_revocations,
+)
 from peer.p2p.admission.gate import Gate
 from peer.p2p.admission.invitation import Admission, Certificate, Owner, Revocations, accept, invite
 from peer.p2p.dht.authors import Author, owner_of_subkey, peer_id_of
@@ -208,6 +215,18 @@ def test_requests_of_the_uninvited_are_not_answered(invited: Callable[..., Autho
     two.admission.learn(OWNER.revoke(1, [one.admission.own.peer_id]))
     assert not ask(one, two)
     assert not ask(two, one), "who is called is asked for its certificate too"
+
+
+def test_a_text_that_is_too_long_for_a_certificate_is_not_remembered(invited: Callable[..., Authority]) -> None:
+    """Anybody may send one of 640 kB, and 4,096 of them were kept: 2.6 GB."""
+    one, certificate = invited("one"), OWNER.certify(OTHER, "other", LATER).model_dump_json()
+    _certificate.cache_clear()
+    for length, kept in ((CERTIFICATE_CAP + 1, False), (CERTIFICATE_CAP, True)):
+        request = PingRequest()
+        request.auth.client_access_token.username = certificate.ljust(length)
+        with contextlib.nullcontext() if kept else pytest.raises(RefusedRequest, match="not invited"):
+            Requests(one, Proven()).check_request(request, PeerID.from_base58(OTHER))
+        assert _certificate.cache_info().currsize == kept
 
 
 def test_who_has_shown_its_certificate_is_welcome_until_it_is_revoked(invited: Callable[..., Authority]) -> None:
