@@ -59,7 +59,8 @@ def _live_first(item: tuple[str, RunHistory]) -> tuple[bool, float, str]:
 
 class SharedAnswer:
     """One answer for all who ask until the directory was read again, or for as long as that usually takes. To make it
-    costs up to some tenths of a second with the lock of ``watch``, for which the node's network thread waits as well.
+    costs up to some tenths of a second with the lock of ``watch``, for which the node's network thread waits as well;
+    or that thread is asked, and may not answer for seconds.
     """
 
     def __init__(self, watch: Watch, make: Callable[[], HttpAnswer]) -> None:
@@ -69,9 +70,10 @@ class SharedAnswer:
 
     def __call__(self) -> HttpAnswer:
         with self._lock:  # who asks meanwhile gets it too
-            read, now = self._watch.reads["ok"], time.monotonic()
-            if self._last is None or self._last[0] != read or now - self._last[1] > READ_PERIOD:
-                self._last = read, now, self._make()
+            read = self._watch.reads["ok"]
+            if self._last is None or self._last[0] != read or time.monotonic() - self._last[1] > READ_PERIOD:
+                answer = self._make()
+                self._last = read, time.monotonic(), answer  # new for who has waited meanwhile, however long that took
             return self._last[2]
 
 
@@ -86,7 +88,7 @@ class Monitor:
         registry = CollectorRegistry()
         registry.register(SwarmCollector(self._watch))
         self._routes: dict[str, Callable[[], HttpAnswer]] = {
-            "/healthz": self._healthz,
+            "/healthz": SharedAnswer(self._watch, self._healthz),
             "/targets": self._of_runs(lambda runs: targets(runs, networks)),
             "/metrics": SharedAnswer(self._watch, lambda: series_answer(registry)),
             "/swarm.json": self._of_runs(self._swarm),

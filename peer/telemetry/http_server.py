@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import socket
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from peer.logs import get_logger
 log = get_logger("http")
 
 HTTP_CONNECTIONS = 32  # at once, each a thread; for one more the oldest ends
+HEAD_BYTES = 16 * 1024  # of a request, until its headers end; Python itself would read 100 of 64 KiB, and copy them
 POLL = 0.1  # seconds: as long may the end of the server take
 PACKED = 1400  # bytes: an answer that fits into one packet is not compressed
 HEADERS = {
@@ -96,9 +99,26 @@ class HttpServer(ThreadingHTTPServer):
         log.debug("%s: %s", client_address, sys.exc_info()[1])
 
 
+class _Head(io.BufferedReader):
+    """What a client says, by the line."""
+
+    _left = HEAD_BYTES
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(self._left + 1)
+        self._left -= len(line)
+        if self._left < 0:  # in a header the handler answers it with 431
+            raise LineTooLong("head of a request")
+        return line
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: HttpServer
     timeout = 10  # seconds for a client to say or take something
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = _Head(self.rfile.detach())
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

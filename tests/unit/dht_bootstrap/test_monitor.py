@@ -24,6 +24,7 @@ from peer.swarm.directory.ended import ENDED_PEERS, ENDED_RUNS
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
 from peer.telemetry import http_server
+from peer.telemetry.http_server import HttpAnswer
 from tests.unit.parts import member_record
 
 NOW = 1_700_000_000.0
@@ -68,7 +69,8 @@ class Site:
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(Watch, "failure", "")
-    node = SimpleNamespace(failure="", peer_id="QmNode", addresses=(), invited=False)
+    node = SimpleNamespace(failure="", peer_id="QmNode", addresses=(), invited=False, p2p=None)
+    node.call = lambda peers, timeout: peers
     monitor = Monitor(node, "127.0.0.1", 0, [IPv4Network("10.0.0.0/8")])  # type: ignore[arg-type]
     try:
         yield Site(monitor)
@@ -108,6 +110,8 @@ def test_few_are_served_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_many_ask_for_is_made_once_between_two_readings(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty-two who asked for a swarm of 512 peers kept the lock, and so the node's network thread, for seconds."""
     made, answers = list[str](), {"/swarm.json": "run_view", "/targets": "targets", "/metrics": "series_answer"}
+    answers["/healthz"] = "count_peers"  # each who asked for it made the network thread ask the daemon
+    monkeypatch.setattr(monitoring, "count_peers", lambda p2p: 7)
     for name in answers.values():
         make = getattr(monitoring, name)
         monkeypatch.setattr(monitoring, name, lambda *args, name=name, make=make: (made.append(name), make(*args))[1])
@@ -122,6 +126,24 @@ def test_what_many_ask_for_is_made_once_between_two_readings(site: Site, monkeyp
     for path in answers:
         site.get(path)
     assert made == list(answers.values())
+
+
+def test_an_answer_that_took_long_is_new_for_who_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that hangs is asked for three seconds, longer than an answer is used: 32 who ask would wait in turn."""
+    now, made = [100.0], list[float]()
+
+    def slow() -> HttpAnswer:
+        now[0] += 2 * monitoring.READ_PERIOD
+        made.append(now[0])
+        return HttpAnswer(503, b"")
+
+    monkeypatch.setattr(monitoring.time, "monotonic", lambda: now[0])
+    watch: Any = SimpleNamespace(reads={"ok": 0})
+    shared = monitoring.SharedAnswer(watch, slow)
+    assert [shared().status for _ in range(3)] == [503] * 3 and len(made) == 1
+    now[0] += 1.1 * monitoring.READ_PERIOD
+    shared()
+    assert len(made) == 2
 
 
 def test_what_a_peer_did_since_its_last_look_counts_when_it_leaves(site: Site) -> None:

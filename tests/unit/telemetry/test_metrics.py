@@ -8,6 +8,7 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from email.parser import Parser
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -108,6 +109,28 @@ def test_few_are_served_at_once(place: tuple[str, int], monkeypatch: pytest.Monk
         assert silent[0].recv(1) == b""  # the oldest, long before its ten seconds are over
         with urllib.request.urlopen(f"http://{place[0]}:{place[1]}/metrics", timeout=5) as answer:
             assert b"noloco_phase_seconds_total" in answer.read()
+
+
+@pytest.mark.parametrize(("line", "lines"), [(b"X: " + b"\r" * 20_000, 1), (b"X: " + b"\r" * 400 + b"\r\n", 60)])
+@pytest.mark.parametrize("more", [0, 1])
+def test_no_more_is_read_than_a_request_needs(
+    line: bytes, lines: int, more: int, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """39 MB of headers with lone carriage returns became 1.4 GB of the process that trains."""
+    parsed, parse = list[int](), Parser.parsestr
+    monkeypatch.setattr(Parser, "parsestr", lambda it, text, *how: (parsed.append(len(text)), parse(it, text, *how))[1])
+    end = b"" if more else b"\r\n\r\n"
+    said = (b"GET /metrics HTTP/1.1\r\n" + line * lines)[: http_server.HEAD_BYTES + more - len(end)] + end
+    with socket.create_connection(place, 10) as outsider:
+        outsider.sendall(said)
+        assert outsider.recv(12, socket.MSG_WAITALL) == (b"HTTP/1.0 431" if more else b"HTTP/1.0 200")
+    assert len(parsed) == (not more) and sum(parsed) < len(said) == http_server.HEAD_BYTES + more
+
+
+def test_who_asks_for_a_path_without_end_is_hung_up_on(place: tuple[str, int]) -> None:
+    with socket.create_connection(place, 10) as outsider:
+        outsider.sendall(b"GET /".ljust(http_server.HEAD_BYTES + 1, b"a"))
+        assert outsider.recv(1) == b""
 
 
 def test_an_error_of_a_series_is_a_line_and_no_traceback(
