@@ -21,7 +21,8 @@ from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
 
 from peer import clock
-from peer.p2p.budgets import DHT_REQUESTS, Spending
+from peer.p2p.addresses import LONGEST
+from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, Spending
 from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, MANY, ONE, delimited, message_classes, read_delimited
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.backoff import Proven
@@ -30,7 +31,7 @@ KADEMLIA = "/ipfs/kad/1.0.0"
 FIND_NODE, PING = 4, 5  # kinds of a message
 CONNECTED = 1
 CLOSEST = 20  # peers in an answer
-ADDRESSES = 8  # of one peer
+ADDRESSES = 8  # of one peer, none longer than in a record: a peer may tell the daemon any
 REQUEST_BYTES = 1024
 IDLE = 60.0  # seconds without a request
 ANSWER_TIMEOUT = 5.0  # seconds to look up and send one
@@ -52,7 +53,7 @@ class Whereabouts:
 
     def __init__(self, p2p: Any, welcome: Callable[[str], bool], proven: Proven) -> None:
         self._p2p, self._welcome = p2p, welcome
-        self._asked = Spending(DHT_REQUESTS, proven)
+        self._asked, self._bytes = Spending(DHT_REQUESTS, proven), Spending(DHT_BYTES, proven)
         self._connected: list[PeerID] = []
         self._listing, self._next_list = asyncio.Lock(), 0.0
         self._addresses: dict[PeerID, tuple[list[bytes], float]] = {}  # and until when they are used
@@ -69,6 +70,8 @@ class Whereabouts:
                 if asked.type == FIND_NODE:
                     async with asyncio.timeout(ANSWER_TIMEOUT):
                         said.closerPeers.extend(await self._closest(asked.key, stream.remote))
+                if not self._bytes.spend(stream.remote, asked.ByteSize() + said.ByteSize()):
+                    return
                 await stream.write(delimited(said), ANSWER_TIMEOUT)
 
     async def _closest(self, key: bytes, remote: str) -> list[Any]:
@@ -98,7 +101,8 @@ class Whereabouts:
         """As the peer itself has told the daemon."""
         addresses, until = self._addresses.get(peer_id, ([], 0.0))
         if clock.monotonic() >= until:
-            addresses = await known_addresses(self._p2p, peer_id)
+            told = await known_addresses(self._p2p, peer_id)
+            addresses = [it for it in told if len(it) <= LONGEST][:ADDRESSES]
             until = clock.monotonic() + (KNOWN_SECONDS if addresses else UNKNOWN_SECONDS)
             self._addresses[peer_id] = addresses, until
         return addresses
@@ -112,7 +116,7 @@ async def known_addresses(p2p: Any, peer_id: PeerID) -> list[bytes]:
         await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.DHT, dht=find))
         answer = p2pd_pb2.Response()
         await read_pbmsg_safe(reader, answer)
-    return list(answer.dht.peer.addrs)[:ADDRESSES]
+    return list(answer.dht.peer.addrs)
 
 
 def _peer(peer_id: PeerID, addresses: list[bytes]) -> Any:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from hivemind.p2p import PeerID
 
-from peer.p2p.budgets import DHT_REQUESTS
+from peer.p2p.addresses import LONGEST
+from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS
 from peer.p2p.dht import whereabouts
-from peer.p2p.dht.whereabouts import CLOSEST, FIND_NODE, KADEMLIA_MESSAGES, PING, REQUEST_BYTES, Whereabouts
+from peer.p2p.dht.whereabouts import ADDRESSES, CLOSEST, FIND_NODE, KADEMLIA_MESSAGES, PING, REQUEST_BYTES, Whereabouts
 from peer.p2p.protobuf import delimited, read_delimited
 from peer.p2p.stream import Stream
 from peer.rounds.backoff import Proven
@@ -152,4 +153,34 @@ def test_who_asks_too_often_is_not_answered() -> None:
                 count += 1
         assert count >= DHT_REQUESTS.each * DHT_REQUESTS.burst
 
+    talk(lambda _: True, scene)
+
+
+def test_an_answer_counts_by_its_bytes() -> None:
+    """A question of 39 bytes brought up to 145 kB, 40 times a second."""
+    key, budget = b"k" * 500, DHT_BYTES.each * DHT_BYTES.burst
+
+    async def scene(stream: Stream) -> None:
+        used = 0
+        with pytest.raises(asyncio.IncompleteReadError):
+            while used < 2 * budget:
+                used += len(key) + (await ask(stream, key=key)).ByteSize()
+        assert 0.9 * budget < used < 1.1 * budget
+
+    talk(lambda _: True, scene)
+
+
+def test_addresses_are_few_and_no_longer_than_those_in_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer tells the daemon of each other one any addresses as its own: 20 of them filled an answer of 145 kB."""
+    long, good = [b"a" * (LONGEST + 1)] * ADDRESSES, [b"b" * LONGEST, *[PLACE] * ADDRESSES]
+
+    async def known(p2p: Any, peer_id: PeerID) -> list[bytes]:
+        return long if peer_id == SILENT else [*long, *good]
+
+    async def scene(stream: Stream) -> None:
+        answer = await ask(stream)
+        assert len(answer.closerPeers) >= CLOSEST - 1 and SILENT not in named(answer)
+        assert all(list(it.addrs) == good[:ADDRESSES] for it in answer.closerPeers)
+
+    monkeypatch.setattr(whereabouts, "known_addresses", known)
     talk(lambda _: True, scene)
