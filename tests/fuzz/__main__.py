@@ -16,7 +16,7 @@ from pathlib import Path
 
 NAMES = (
     *("message", "relayed", "whereabouts", "payload", "record", "monitor", "certificate", "request", "extensions"),
-    *("invitation", "joined", "config"),
+    *("answer", "invitation", "joined", "config"),
 )
 LIMIT = 1800.0  # seconds for a target
 

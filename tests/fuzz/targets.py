@@ -28,7 +28,7 @@ from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
-from hivemind.proto.dht_pb2 import FindRequest, NodeInfo, PingRequest, StoreRequest
+from hivemind.proto.dht_pb2 import FOUND_DICTIONARY, FindRequest, FindResponse, NodeInfo, PingRequest, StoreRequest
 from hivemind.utils import MSGPackSerializer
 from msgpack.exceptions import UnpackException
 from prometheus_client import CollectorRegistry, generate_latest
@@ -306,6 +306,16 @@ def request(data: bytes) -> None:
         _loop().run_until_complete(_server().answer(data[0] if data else 0, data[1:]))
 
 
+def answer(data: bytes) -> None:
+    """A protobuf message, which hivemind reads after our checks."""
+    server = _server()
+    with contextlib.suppress(DecodeError, RefusedRequest):
+        found = FindResponse.FromString(data)
+        server.requests.check_answer(FindRequest(keys=[bytes(20)]), found, server.remote)
+        for result in found.results[:1]:
+            assert result.type != FOUND_DICTIONARY or len(MSGPackSerializer.loads(result.value)) > 0
+
+
 def extensions(data: bytes) -> None:
     """msgpack with extension types, as hivemind unpacks it."""
     with contextlib.suppress(ValueError, TypeError, LookupError, UnpackException, OverflowError, AttributeError):
@@ -320,6 +330,17 @@ def _requests() -> list[bytes]:
     return [bytes([kind]) + it.SerializeToString() for kind, it in enumerate(said)] + [
         b"\1" + whole.SerializeToString()
     ]
+
+
+def _answers() -> list[bytes]:
+    remote, expires = _server().remote, time.time() + 1000
+    place, held = DHTID.generate(source=remote.to_bytes()).to_bytes(), DictionaryDHTValue()
+    for subkey in ("x", f"{remote}[owner:ssh-rsa AAAA]"):
+        held.store(subkey, b"\xa2{}", expires)
+    nodes = {"nearest_node_ids": [place], "nearest_peer_ids": [remote.to_bytes()]}
+    values = (MSGPackSerializer.dumps(held), *_extensions())
+    results = [{"type": FOUND_DICTIONARY, "value": it, **nodes} for it in values]
+    return [FindResponse(results=[it], peer=NodeInfo(node_id=place)).SerializeToString() for it in results]
 
 
 def _extensions() -> list[bytes]:
@@ -446,6 +467,7 @@ def targets() -> dict[str, Target]:
         "record": Target(record, _records()),
         "certificate": Target(certificate, [f"{own.peer_id}\0{own.model_dump_json()}".encode()]),
         "request": Target(request, _requests()),
+        "answer": Target(answer, _answers()),
         "extensions": Target(extensions, _extensions()),
         "monitor": Target(monitor, _extreme_records()),
         "invitation": Target(invitation, [good.model_dump_json().encode()]),
