@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import stdev
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from peer import clock
@@ -96,9 +96,10 @@ class StepAccount:
         return tokens / steps if steps else self._rate
 
     def report(self, learning_rate: float) -> InnerReport:
-        """The phase has ended and another one begins; returns the report of the first."""
-        losses = [float(loss) for loss in self._losses]
-        values = torch.tensor(losses, dtype=torch.float32, device="cpu")
+        """The phase has ended and another one begins; returns the report of the first. Its loss is that of the finite
+        ones: a batch may have none and do no harm (all its labels are masked).
+        """
+        losses = [value for loss in self._losses if math.isfinite(value := float(loss))]
         inner = InnerReport(
             steps=self._steps,
             tokens=self._tokens,
@@ -108,8 +109,8 @@ class StepAccount:
             learning_rate=learning_rate,
             seconds=clock.monotonic() - self._began,
             losses=len(losses),
-            spread=float(values.std()) if len(losses) > 1 else math.nan,
-            broken_losses=int((~values.isfinite()).sum()),
+            spread=stdev(losses) if len(losses) > 1 else math.nan,
+            broken_losses=len(self._losses) - len(losses),
         )
         self._rate = self.tokens_per_step()
         self.begin()

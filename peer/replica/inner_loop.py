@@ -35,9 +35,9 @@ class InnerReport:
     grad_norm: float  # of the last step, before clipping
     learning_rate: float  # of the last step
     seconds: float
-    losses: int  # that are known: ``loss`` and ``spread`` are of them
+    losses: int  # that are known: ``first_loss``, ``loss`` and ``spread`` are of them
     spread: float = math.nan  # standard deviation of the steps' losses; NaN with fewer than two
-    broken_losses: int = 0  # that are not finite
+    broken_losses: int = 0  # of a program's own loop: told beside ``losses``, and not finite
 
     @property
     def broken(self) -> str:

@@ -4,11 +4,11 @@ The guard bounds how far a contribution moves the weights, not in which directio
 hostile one can double the loss within the distance that honest peers need. The first losses after the merge show that
 at no cost. A batch of unusual text shows the same, so the loss with and without the merge decides, on the same
 validation batches, where there are any. In a program's own loop there are none, and one batch may have no finite loss
-and do no harm (all its labels are masked), so only two in succession count, and none where most losses of the phase
-before were not finite either. The outer step is linear in the mean, so until the next boundary the merge can be undone:
-its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`). After a jump θ becomes φ in the corrected parts,
-so what was trained there since their outer step is dropped. Where no loss jumps and the validation batches decide
-before the next merge (:meth:`Rollback.judge_before_next`), it remains.
+and do no harm (all its labels are masked), so only two in succession count, and none where the phase before had one
+too. The outer step is linear in the mean, so until the next boundary the merge can be undone: its corrections are
+subtracted from θ, φ and δ (:meth:`NoLoCo.amend`). After a jump θ becomes φ in the corrected parts, so what was trained
+there since their outer step is dropped. Where no loss jumps and the validation batches decide before the next merge
+(:meth:`Rollback.judge_before_next`), it remains.
 
 All losses are in nats a token. NaN is above everything, so "above" is written ``not … <=`` here.
 """
@@ -56,7 +56,7 @@ class Trial:
     merge: Averaged | None  # ``None`` while the swap runs
     judged: int = 0  # the inner step of the last loss that was judged
     broken: bool = False  # the last loss was not finite
-    usually_broken: bool = False  # most losses before it were not finite: another one says nothing of it
+    usually_broken: bool = False  # a loss of the phase before was not finite: another one says nothing of it
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGES))
     arriving: deque[tuple[int, Copied]] = field(default_factory=deque)  # inner steps and their losses
 
@@ -70,16 +70,17 @@ class Rollback:
         self._state, self._undone, self._sample = state, undone, sample
         self._recent: deque[InnerReport] = deque()
         self.trial: Trial | None = None  # the last merge, while it may be undone
-        self._at_rest = self._usually_broken = False
+        self._at_rest = False
+        self._broken = 0.0  # the share of the last phase's losses that were not finite
         self._replaced = state.replaced  # of the weights that all this is of
         self._known: Sequence[float] | None = None  # what ``sample`` gives for the current weights
 
     def trained(self, inner: InnerReport) -> None:
         """Some inner steps were made: their losses are usual."""
         self._follow()
-        if inner.losses:
-            was, self._usually_broken = self._usually_broken, 2 * inner.broken_losses > inner.losses
-            if self._usually_broken and not was:
+        if told := inner.losses + inner.broken_losses:
+            was, self._broken = self._broken, inner.broken_losses / told
+            if self._broken > 0.5 >= was:
                 log.warning("most losses that the program gives are not finite: they judge no merge")
         if math.isfinite(inner.loss):
             self._recent.append(inner)
@@ -94,7 +95,7 @@ class Rollback:
         if self._recent:
             usual, spread = pooled((it.losses, it.loss, it.spread) for it in self._recent)
             step = self._state.inner.step
-            self.trial = Trial(corrections, step, usual, spread, step, merge, usually_broken=self._usually_broken)
+            self.trial = Trial(corrections, step, usual, spread, step, merge, usually_broken=self._broken > 0)
 
     def all_applied(self, merge: Averaged) -> None:
         """There are no further corrections."""

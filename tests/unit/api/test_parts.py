@@ -382,13 +382,23 @@ def test_adopting_a_members_weights_clears_the_users_optimizer() -> None:
     assert torch.equal(torch.cat([p.flatten() for _, p in trained(model)]), donor.outer.slow.phi)
 
 
-@pytest.mark.parametrize("loss", [math.inf, math.nan])
-def test_a_loss_that_is_not_finite_is_reported_as_it_is(loss: float) -> None:
+@pytest.mark.parametrize("broken", [math.inf, math.nan])
+def test_a_phase_has_the_losses_that_are_finite(broken: float) -> None:
+    """A batch whose labels are all masked made the loss of its whole phase NaN."""
     account = StepAccount()
-    for told in (1.0, loss):
+    for told in (broken, 1.0, 3.0):
         account.add(7, told)
     report = account.report(0.1)
-    assert not math.isfinite(report.loss) and not math.isfinite(report.spread)
+    assert (report.loss, report.first_loss, report.losses, report.broken_losses) == (2.0, 1.0, 2, 1)
+    assert report.spread == pytest.approx(math.sqrt(2))
+
+
+def test_a_phase_without_a_finite_loss_has_none() -> None:
+    account = StepAccount()
+    account.add(7, math.inf)
+    report = account.report(0.1)
+    assert all(math.isnan(it) for it in (report.loss, report.first_loss, report.spread))
+    assert (report.losses, report.broken_losses) == (0, 1)
 
 
 def test_a_phase_that_ends_while_another_thread_asks_for_its_tokens_is_counted() -> None:

@@ -259,19 +259,33 @@ def test_in_a_loop_of_its_own_one_loss_that_is_not_finite_undoes_nothing(
     assert bool(peer.undone) == undone
 
 
-@pytest.mark.parametrize(("share", "undone"), [(1.0, False), (0.4, True)])
+@pytest.mark.parametrize(("broken", "undone"), [(STEPS, False), (STEPS // 2, False), (1, False), (0, True)])
 def test_a_loss_that_was_not_finite_before_the_merge_says_nothing_of_it(
-    peer: Peer, share: float, undone: bool, caplog: pytest.LogCaptureFixture
+    peer: Peer, broken: int, undone: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its partner was left out each time, "the loss was nan with this partner's weights and 1.6 without them"."""
-    told = [math.nan if step < share * STEPS else 1.0 for step in range(STEPS)]
+    """Its partner was left out each time, "the loss was nan with this partner's weights and 1.6 without them". Of two
+    masked batches in succession by chance the same was said.
+    """
+    told = [math.nan if step < broken else 1.0 for step in range(STEPS)]
     for _ in range(2):
         peer.rollback.trained(phase_of(*told))
     peer.merge(torch.zeros(peer.outer.slow.numel))
     for _ in range(3):
         peer.step_with(math.nan)
     assert bool(peer.undone) == undone
-    assert caplog.text.count("they judge no merge") == (not undone)
+    assert caplog.text.count("they judge no merge") == (2 * broken > STEPS)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_after_phases_with_a_loss_that_is_not_finite_the_others_judge(peer: Peer, broken: float) -> None:
+    """One of them made the mean of its phase NaN, and without a usual loss nothing was undone."""
+    rollback = peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of))
+    for _ in range(3):
+        rollback.trained(phase_of(2.0, broken, 2.1, 1.9))
+    peer.merge(peer.harm())
+    for _ in range(2):
+        peer.step_with(4.0)
+    assert len(peer.undone) == 1
 
 
 def test_where_validation_batches_decide_the_first_loss_that_is_not_finite_asks_them(peer: Peer) -> None:
