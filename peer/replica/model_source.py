@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ log = get_logger("model")
 
 # Keys of config.json without an effect on the computation: program, origin and storage of the weights.
 IDLE_KEYS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
+GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 # The files of tokenizers of all kinds; see pretrained_tokenizer.py.
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*")
@@ -82,6 +84,16 @@ def weight_files(folder: Path, settings: AutoModel) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
+def generation_settings(settings: AutoModel) -> dict[str, Any] | None:
+    """How the pre-trained source generates: its end tokens, its sampling. ``None`` if no file says so."""
+    content: Any = None
+    if settings.pretrained:
+        path = locate(settings) / GENERATION_FILE
+        with suppress(OSError, ValueError, RecursionError):  # transformers does without such a file too
+            content = json.loads(path.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else None
+
+
 def files_digest(folder: Path, settings: AutoModel) -> str:
     """The digest of the configuration and, for a pre-trained model, of the weights' files."""
     path = folder / "config.json"
@@ -107,7 +119,7 @@ def _download(settings: AutoModel) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     what = f"run.model.source: {settings.source}"
-    wanted = ["config.json", "generation_config.json"]
+    wanted = ["config.json", GENERATION_FILE]
     wanted += ["model*.safetensors", INDEX_FILE, *TOKENIZER_FILES] if settings.pretrained else []
     wanted += ["*.py"] if settings.trust_remote_code else []
     size = download_size(settings.source, settings.revision, tuple(wanted))

@@ -24,6 +24,7 @@ from peer.outer.slow_weights import SlowWeights
 from peer.process import LoopContext
 from peer.replica import model
 from peer.replica.inner_loop import InnerLoop
+from peer.replica.model_source import generation_settings
 from peer.replica.sharded.ranks import Ranks
 from peer.replica.sharded.replica import build as build_sharded
 from peer.training.state import PeerState
@@ -55,13 +56,12 @@ def replica(
 
 
 def origin(run: RunConfig, network: nn.Module) -> dict[str, Any]:
-    """The run and the model of a checkpoint: all that ``export`` needs."""
+    """The run and the model of a checkpoint: all that ``export`` needs. ``network`` may be its outline."""
     found = {
         "version": __version__,
         "run": run.model_dump(mode="json"),
         "architecture": json.loads(network.config.to_json_string(use_diff=False)),  # type: ignore[operator, union-attr]
     }
-    generation: Any = getattr(network, "generation_config", None)
-    if isinstance(run.model, AutoModel) and run.model.pretrained and generation is not None:
-        found["generation"] = json.loads(generation.to_json_string(use_diff=True))
+    if isinstance(run.model, AutoModel) and (generation := generation_settings(run.model)) is not None:
+        found["generation"] = generation
     return found

@@ -16,7 +16,9 @@ from peer.commands.cli import main
 from peer.config.schema import Config
 from peer.errors import UserError
 from peer.replica import model_source
+from peer.replica.model import build, outline
 from peer.training.checkpoint import Checkpoints
+from peer.training.replica import origin
 from peer.training.state import PeerState
 from tests.unit.commands.test_export import config, export, loaded, loss_of, saved, trained
 
@@ -181,6 +183,16 @@ def test_the_sources_generation_is_kept(
     assert export(capsys, saved(tmp_path, "bob", trained(fresh, 1)), tmp_path / "fresh", "--no-evaluate")[0] == 0
     network = loaded(tmp_path / "fresh")
     assert network.generation_config.eos_token_id == 256 and network.generation_config.top_p is None
+
+
+@pytest.mark.parametrize("theirs", [{"top_p": 0.9, "eos_token_id": [10, 256]}, {}])
+def test_a_peer_of_several_ranks_keeps_the_sources_generation(theirs: dict[str, Any], tmp_path: Path) -> None:
+    """Its network is an outline, whose settings are those of transformers: they were kept as the source's."""
+    run = config(tmp_path, model=llama(tmp_path / "source", **theirs)).run
+    assert origin(run, outline(run))["generation"] == theirs
+    assert origin(run, outline(run)) == origin(run, build(run))
+    (tmp_path / "source" / "generation_config.json").unlink()
+    assert "generation" not in origin(run, outline(run)) and origin(run, outline(run)) == origin(run, build(run))
 
 
 def test_what_transformers_does_not_save_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
