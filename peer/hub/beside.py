@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from peer import clock
@@ -31,11 +31,12 @@ PUSH_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_
 class Pusher:
     """Pushes due checkpoints of the peer in ``folder``. The trainer calls it at boundaries; nothing here waits.
 
-    Only :meth:`close` waits, for the last push of a run that is done. ``files``: of a checkpoint, those that are read.
+    Only :meth:`close` waits, for the last push of a run that is done. ``hold``: gives a checkpoint's files that stay,
+    in a folder.
     """
 
-    def __init__(self, settings: PushConfig, folder: Path, stop: Stop, files: Sequence[str]) -> None:
-        self._settings, self._folder, self._stop, self._files = settings, folder / FOLDER, stop, files
+    def __init__(self, settings: PushConfig, folder: Path, stop: Stop, hold: Callable[[Path, Path], Path]) -> None:
+        self._settings, self._folder, self._stop, self._hold = settings, folder / FOLDER, stop, hold
         self._process: Child | None = None
         self._step, self._began = 0, 0.0  # of the push that runs
         self._pushed = -1  # the step that is there
@@ -102,7 +103,7 @@ class Pusher:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir()
             output, model = self._folder / "output", self._folder / "model"
-            words = [str(self._held(checkpoint)), str(model), "--no-evaluate"]
+            words = [str(self._hold(checkpoint, self._folder)), str(model), "--no-evaluate"]
             words += ["--push", self._settings.to, *([] if self._settings.private else ["--public"])]
             words += ["--max-upload", self._settings.max_upload] if self._settings.max_upload else []
             self._process = Child("push", "peer", ["export", *words, "--stop-with-parent"], output, PUSH_ENVIRONMENT)
@@ -111,20 +112,6 @@ class Pusher:
         except OSError as error:
             if self._process is None:
                 self._report(str(error.strerror or error))
-
-    def _held(self, checkpoint: Path) -> Path:
-        """Links to the checkpoint's files, which stay when newer checkpoints replace it: only to those that are read,
-        for while a slow push runs, their bytes stay too.
-        """
-        held = self._folder / checkpoint.name
-        held.mkdir()
-        try:
-            for name in self._files:
-                if (checkpoint / name).exists():
-                    os.link(checkpoint / name, held / name)
-        except OSError:  # a file system without links
-            return checkpoint
-        return held
 
     def _end(self, failure: str) -> None:
         assert self._process is not None

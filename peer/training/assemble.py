@@ -26,7 +26,7 @@ from peer.swarm.connect import connect
 from peer.telemetry.run_log import EVALS, ROUNDS
 from peer.telemetry.trackers import TENSORBOARD
 from peer.training import replica
-from peer.training.checkpoint import MODEL_FILES, Checkpoints
+from peer.training.checkpoint import Checkpoints, hold_model
 from peer.training.member import Membership
 from peer.training.pausing.requests import watching
 from peer.training.resources import member_node, open_resources
@@ -57,7 +57,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         with resources.timer("join"):
             pusher = None
             if own.push is not None:
-                pusher = Pusher(own.push, resources.folder.path, signals.stop, MODEL_FILES)
+                pusher = Pusher(own.push, resources.folder.path, signals.stop, hold_model)
                 stack.callback(pusher.close)
                 pusher.say_rights()
             node = member_node(resources)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -168,16 +169,19 @@ class Checkpoints:
         return sorted(found, key=lambda path: path.name <= latest)
 
     def newest(
-        self, usable: Callable[[dict[str, Any]], str] = lambda state: "", parts: Collection[str] | None = None
+        self,
+        usable: Callable[[dict[str, Any]], str] = lambda state: "",
+        parts: Collection[str] | None = None,
+        held: Path | None = None,
     ) -> Saved | None:
         """The newest undamaged checkpoint. ``usable`` returns why it cannot be used, which raises :class:`UserError`.
 
-        ``parts``: as in :func:`load`.
+        ``parts``: as in :func:`load`. ``held``: as in :func:`hold_model`, for a reader beside the peer.
         """
         self._put_back()
         for path in reversed(self.all()):
             try:
-                saved = load(path, parts)
+                saved = load(path if held is None else hold_model(path, held), parts)
             except (OSError, ValueError, KeyError) as error:
                 log.warning("checkpoint %s is damaged, trying an older one: %s", path, error)
                 continue
@@ -242,6 +246,21 @@ def load(path: Path, parts: Collection[str] | None = None) -> Saved:
     if missing := set(parts or ()) - tensors.keys() - {UNTRAINED_PART}:
         raise ValueError(f"it has no {', '.join(sorted(missing))}")
     return Saved(path, state, tensors)
+
+
+def hold_model(checkpoint: Path, folder: Path) -> Path:
+    """Links in ``folder`` to the checkpoint's files, which stay when newer checkpoints replace it: only to those of the
+    model, for their bytes stay too. On a file system without links, the checkpoint itself.
+    """
+    held = folder / checkpoint.name
+    try:
+        held.mkdir(parents=True)
+        for name in MODEL_FILES:
+            if (checkpoint / name).exists():
+                os.link((checkpoint / name).resolve(), held / name)
+    except OSError:
+        return checkpoint
+    return held
 
 
 def _seal(state: dict[str, Any]) -> str:

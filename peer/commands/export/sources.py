@@ -27,6 +27,7 @@ from peer.training.checkpoint import (
     Checkpoints,
     Saved,
     Tensors,
+    hold_model,
     load,
 )
 
@@ -36,7 +37,8 @@ class ExportSource:
     """One peer's checkpoint. ``partners``: the names of the peers that it has merged with."""
 
     peer: str
-    path: Path
+    path: Path  # of the checkpoint, in words
+    files: Path  # where it is read: links to it, or itself
     step: int
     tokens: int
     config: str  # digest of the run's configuration
@@ -47,16 +49,19 @@ class ExportSource:
 
     def weights(self) -> Tensors:
         """θ by parameter, fp32 on the host; read from disk at every call, so that memory holds few of them."""
-        return _load(self.path).tensors[WEIGHTS_PART]
+        return _load(self.path, self.files).tensors[WEIGHTS_PART]
 
     def untrained(self) -> Tensors:
         """Frozen parameters and persistent buffers."""
-        return _load(self.path, (UNTRAINED_PART,)).tensors.get(UNTRAINED_PART, {})
+        return _load(self.path, self.files, (UNTRAINED_PART,)).tensors.get(UNTRAINED_PART, {})
 
 
-def find(paths: Sequence[Path]) -> list[ExportSource]:
-    """The checkpoints that ``paths`` name. Raises :class:`UserError` unless whole, different and of one run."""
-    sources = [_source(_checkpoint(path)) for path in paths]
+def find(paths: Sequence[Path], held: Path) -> list[ExportSource]:
+    """The checkpoints that ``paths`` name. Raises :class:`UserError` unless whole, different and of one run.
+
+    They are read in the folder ``held``, because a peer that trains removes its older ones.
+    """
+    sources = [_source(*_checkpoint(path, held / str(index))) for index, path in enumerate(paths)]
     first = sources[0]
     for index, source in enumerate(sources):
         if any(other.path.resolve() == source.path.resolve() for other in sources[:index]):
@@ -70,14 +75,14 @@ def find(paths: Sequence[Path]) -> list[ExportSource]:
     return sources
 
 
-def _checkpoint(path: Path) -> Saved:
-    """A checkpoint's own folder, or the newest one of a peer."""
+def _checkpoint(path: Path, held: Path) -> tuple[Path, Saved]:
+    """A checkpoint's own folder, or the newest one of a peer, and what was read of it in ``held``."""
     if (path / STATE).is_file():
-        return _load(path)
+        return path, _load(path, hold_model(path, held))
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    saved = Checkpoints(folder, keep=1).newest(parts=MODEL_PARTS) if folder.is_dir() else None
+    saved = Checkpoints(folder, keep=1).newest(parts=MODEL_PARTS, held=held) if folder.is_dir() else None
     if saved is not None:
-        return saved
+        return folder / saved.path.name, saved
     if any(folder.glob("step_*")):
         raise UserError(f"{folder}: every checkpoint in it is damaged")
     peers = sorted(str(it.parent) for it in path.glob("*/checkpoints")) if path.is_dir() else []
@@ -86,15 +91,15 @@ def _checkpoint(path: Path) -> Saved:
     raise UserError(f"{path}: no checkpoint here; name a folder step_NNN, a peer's folder, or its checkpoints")
 
 
-def _load(path: Path, parts: Sequence[str] = MODEL_PARTS) -> Saved:
+def _load(path: Path, files: Path, parts: Sequence[str] = MODEL_PARTS) -> Saved:
     try:
-        return load(path, parts)
+        return load(files, parts)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path} is damaged: {error}; take another checkpoint of this peer") from None
 
 
-def _source(saved: Saved) -> ExportSource:
-    state, path = saved.state, saved.path
+def _source(path: Path, saved: Saved) -> ExportSource:
+    state = saved.state
     origin: Any = state.get("origin")
     try:
         run = RunConfig.model_validate(origin["run"])
@@ -110,6 +115,7 @@ def _source(saved: Saved) -> ExportSource:
     return ExportSource(
         peer=home.name,
         path=path,
+        files=saved.path,
         step=step,
         tokens=tokens,
         config=config,

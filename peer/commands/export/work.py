@@ -48,13 +48,14 @@ def export(
 
     logging.disable_progress_bar()
     folder.require_free(out)
-    found = sources.find(checkpoints)
-    if push_to is not None:
-        yield rights(push_to.name, push_to.private)
-    tokenizer = load_tokenizer(found[0].run.data.tokenizer)  # an error comes before the work, not after it
-    loss_of, why_not = _evaluation(found[0], evaluate)
-    network = _network(found[0])
-    mixed = mix(network, found, loss_of)
+    with folder.held_beside(out) as held:
+        found = sources.find(checkpoints, held)
+        if push_to is not None:
+            yield rights(push_to.name, push_to.private)
+        tokenizer = load_tokenizer(found[0].run.data.tokenizer)  # an error comes before the work, not after it
+        loss_of, why_not = _evaluation(found[0], evaluate)
+        network = _network(found[0])
+        mixed = mix(network, found, loss_of)
     yield from _in_words(found, mixed)
     if why_not:
         yield f"validation loss not computed: {why_not}"

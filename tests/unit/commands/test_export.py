@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import shutil
@@ -28,7 +29,7 @@ from peer.errors import RunError, UserError
 from peer.process import LoopContext
 from peer.replica import inner_loop
 from peer.replica.inner_loop import mean_loss, mean_loss_by_rows
-from peer.training import replica
+from peer.training import checkpoint, replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
 from tests.saved import save_checkpoint
@@ -253,6 +254,41 @@ def test_on_a_gpu_without_room_the_cpu_evaluates(
     monkeypatch.setattr(work, "mean_loss_by_rows", Mock(side_effect=RuntimeError("shapes do not match")))
     with pytest.raises(RuntimeError, match="shapes"):
         main(["export", str(homes[0]), str(tmp_path / "another")])
+
+
+@pytest.mark.parametrize("path", ["alice", "alice/checkpoints/step_00000006"])
+def test_newer_checkpoints_of_a_peer_that_trains_replace_the_exported_one(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was called damaged, in the middle of the work."""
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+
+    def digest_of(file: Path) -> str:
+        shutil.rmtree(home / "checkpoints" / "step_00000006", ignore_errors=True)
+        return whole(file)
+
+    whole = checkpoint._digest
+    monkeypatch.setattr(checkpoint, "_digest", digest_of)
+    code, said = export(capsys, tmp_path / path, tmp_path / "out", "--no-evaluate")
+    assert code == 0 and f"{home / 'checkpoints' / 'step_00000006'}: step 6" in said, said
+    assert not list((home / "checkpoints").glob("step_*")) and not list(tmp_path.glob(".tmp-*"))
+    assert "1 exported, 2 seen by them" in (tmp_path / "out" / "README.md").read_text()  # rounds.jsonl is no link
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_a_file_system_without_links_is_read_itself(
+    works: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = iter([works])  # the first one may, as on a disk that gets full
+
+    def link(source: Path, target: Path) -> None:
+        if not next(links, False):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr("os.link", link)
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    assert export(capsys, home, tmp_path / "out", "--no-evaluate")[0] == 0
+    assert not list(tmp_path.glob(".tmp-*"))
 
 
 def _flip(home: Path) -> None:

@@ -20,7 +20,7 @@ from peer.errors import UserError
 from peer.hub import beside
 from peer.hub.beside import Pusher
 from peer.process import Stop
-from peer.training.checkpoint import MODEL_FILES
+from peer.training.checkpoint import hold_model
 from tests.unit.commands.test_export import config, saved, trained
 from tests.unit.hub.server import READ, WRITE, Hub
 
@@ -52,7 +52,7 @@ def test_a_due_checkpoint_is_pushed_by_a_process_that_gives_way(
     state = trained(config(tmp_path), 1)
     home = saved(tmp_path, "alice", state)
     checkpoint = home / "checkpoints" / "step_00000006"
-    pusher = Pusher(TO, home, Stop(), MODEL_FILES)
+    pusher = Pusher(TO, home, Stop(), hold_model)
     pusher.saved(checkpoint, 3)
     assert pusher._process is None  # not due
     pusher.saved(checkpoint, 12)
@@ -83,7 +83,7 @@ def test_a_failure_is_one_line_and_the_next_is_tried(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", READ)
-    pusher = Pusher(TO, home := saved(tmp_path, "alice", trained(config(tmp_path), 1)), Stop(), MODEL_FILES)
+    pusher = Pusher(TO, home := saved(tmp_path, "alice", trained(config(tmp_path), 1)), Stop(), hold_model)
     checkpoint = home / "checkpoints" / "step_00000006"
     pusher.say_rights()
     assert len(caplog.messages) == 1
@@ -103,7 +103,7 @@ def test_a_hub_that_is_away_at_the_start_may_come_back(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    Pusher(TO, tmp_path, Stop(), MODEL_FILES).say_rights()
+    Pusher(TO, tmp_path, Stop(), hold_model).say_rights()
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("pushes may fail, training goes on: me/model: the Hugging Face hub cannot be")
 
@@ -112,7 +112,7 @@ def test_a_hub_that_is_away_at_the_start_may_come_back(
 def test_the_last_weights_of_a_run_are_waited_for(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "noloco")
     home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
-    pusher = Pusher(TO, home, Stop(), MODEL_FILES)
+    pusher = Pusher(TO, home, Stop(), hold_model)
     pusher.finish_with(home / "checkpoints" / "step_00000006")
     pusher.close()
     assert hub.repositories["me/model"].commits == ["demo, step 6"]
@@ -143,7 +143,7 @@ def test_a_push_ends_with_the_peer_or_its_deadline(
     monkeypatch.setattr(beside, "PUSH_SECONDS", seconds * 3600)
     home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
     stop, checkpoint = Stop(), home / "checkpoints" / "step_00000006"
-    pusher = Pusher(TO, home, stop, MODEL_FILES)
+    pusher = Pusher(TO, home, stop, hold_model)
     pusher.saved(checkpoint, 9)
     pusher.saved(checkpoint, 10)
     process = pusher._process
@@ -161,7 +161,7 @@ def test_a_push_ends_when_its_peer_is_killed(hub: Hub, tmp_path: Path, caplog: p
     """Then nobody closes it: the other end of its standard input is gone."""
     hub.silent.set()
     home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
-    pusher, checkpoint = Pusher(TO, home, Stop(), MODEL_FILES), home / "checkpoints" / "step_00000006"
+    pusher, checkpoint = Pusher(TO, home, Stop(), hold_model), home / "checkpoints" / "step_00000006"
     pusher.saved(checkpoint, 9)
     pusher.saved(checkpoint, 10)
     process = pusher._process
@@ -177,7 +177,7 @@ def test_a_push_ends_when_its_peer_is_killed(hub: Hub, tmp_path: Path, caplog: p
 
 
 def test_a_disk_that_is_full_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pusher = Pusher(TO, tmp_path / "no-folder", Stop(), MODEL_FILES)
+    pusher = Pusher(TO, tmp_path / "no-folder", Stop(), hold_model)
     pusher.saved(tmp_path / "step_00000001", 10)
     assert caplog.messages == ["step 1 is not pushed, training goes on: No such file or directory"]
 
