@@ -20,7 +20,7 @@ from peer.process import Child, Stop
 
 log = get_logger("push")
 
-FOLDER = "push"  # of the peer: the checkpoint that is pushed, the exported model, what the command says
+PUSH_FOLDER = "push"  # of the peer: the checkpoint that is pushed, the exported model, what the command says
 PUSH_SECONDS = 6 * 3600.0  # for one push
 END_LOOK = 0.5  # between two looks at the last push of a run
 LOWEST_PRIORITY = 19
@@ -36,13 +36,12 @@ class Pusher:
     """
 
     def __init__(self, settings: PushConfig, folder: Path, stop: Stop, hold: Callable[[Path, Path], Path]) -> None:
-        self._settings, self._folder, self._stop, self._hold = settings, folder / FOLDER, stop, hold
+        self._settings, self._folder, self._stop, self._hold = settings, folder / PUSH_FOLDER, stop, hold
         self._process: Child | None = None
         self._step, self._began = 0, 0.0  # of the push that runs
         self._pushed = -1  # the step that is there
         self._last_round: int | None = None
         self._last: Path | None = None  # the run's last checkpoint, which close() waits for
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def say_rights(self) -> None:
         """One line about what a push will do, or why it will fail: at the start, not after a night."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from peer.data.open import corpus_of, read_ahead, validation
 from peer.data.prefetch import await_next, begin_reading
 from peer.device.accelerator import pick_device
 from peer.errors import UserError
-from peer.hub.beside import Pusher
+from peer.hub.beside import PUSH_FOLDER, Pusher
 from peer.logs import fields
 from peer.p2p import identity
 from peer.process import Signals
@@ -56,6 +57,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
             raise UserError("peer.hours: a peer of several ranks cannot pause; leave it out")
         with resources.timer("join"):
             pusher = None
+            shutil.rmtree(resources.folder.path / PUSH_FOLDER, ignore_errors=True)  # of a push that a power cut ended
             if own.push is not None:
                 pusher = Pusher(own.push, resources.folder.path, signals.stop, hold_model)
                 stack.callback(pusher.close)

@@ -59,6 +59,16 @@ def test_a_run_that_begins_anew_keeps_the_earlier_one_elsewhere(
     assert list((tmp_path / "a").glob("before-*")) == [aside]
 
 
+def test_what_a_push_has_left_at_a_power_cut_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a peer that pushes again removed it: its bytes, of an old checkpoint, stayed for ever."""
+    monkeypatch.setattr(assemble.logs, "setup", lambda peer, logfile: None)
+    monkeypatch.setattr(assemble, "member_node", Mock(side_effect=UserError("no node")))
+    (left := tmp_path / "a" / "push" / "step_00000001" / "model.safetensors").parent.mkdir(parents=True)
+    left.write_bytes(b"weights")
+    begin(tmp_path, resume=True)
+    assert not (tmp_path / "a" / "push").exists()
+
+
 @pytest.mark.parametrize("push", [None, PushConfig(to="me/model")], ids=["no push", "push"])
 def test_a_push_needs_space_beside_the_checkpoints(
     push: PushConfig | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
