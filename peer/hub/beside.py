@@ -40,6 +40,7 @@ class Pusher:
         self._process: Child | None = None
         self._step, self._began = 0, 0.0  # of the push that runs
         self._pushed = -1  # the step that is there
+        self._going_on = ", training goes on"  # in the line of a failure
         self._last_round: int | None = None
         self._last: Path | None = None  # the run's last checkpoint, which close() waits for
 
@@ -59,7 +60,8 @@ class Pusher:
         self.look()
         if self._last_round is None:
             self._last_round = (round - 1) // self._settings.every_rounds * self._settings.every_rounds
-        if round - self._last_round >= self._settings.every_rounds and self._process is None:
+        due = round - self._last_round >= self._settings.every_rounds and self._process is None
+        if due and not self._stop.requested:
             self._last_round = round
             self._start(checkpoint)
 
@@ -82,6 +84,7 @@ class Pusher:
 
     def close(self) -> None:
         """Push the run's last checkpoint and wait for it. When the peer ends before its run, end what runs."""
+        self._going_on = ""
         self._wait()
         if self._last is not None and not self._stop.requested and _step(self._last) != self._pushed:
             log.info("the run is done: its last weights are pushed; Ctrl+C leaves without")
@@ -122,7 +125,7 @@ class Pusher:
     def _report(self, failure: str) -> None:
         to, seconds = self._settings.to, clock.monotonic() - self._began
         if failure:
-            log.warning("step %d is not pushed, training goes on: %s", self._step, failure)
+            log.warning("step %d is not pushed%s: %s", self._step, self._going_on, failure)
         else:
             self._pushed = self._step
             log.info("pushed: %s", fields(step=self._step, to=to, seconds=seconds))

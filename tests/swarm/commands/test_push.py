@@ -46,7 +46,7 @@ def test_training_ends_the_same_whether_it_may_push_or_not(token: str, tmp_path:
         if token == OTHER:
             assert not hub.repositories
             assert "pushes will fail, training goes on: me/demo: me is neither other nor" in done.stderr
-            assert "step 240 is not pushed, training goes on: me/demo: me is neither other" in done.stderr
+            assert "step 240 is not pushed: me/demo: me is neither other" in done.stderr
             return
         made = hub.repositories["me/demo"]
         assert made.private and made.commits[-1] == "demo, step 240", done.stderr

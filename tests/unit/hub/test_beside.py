@@ -153,8 +153,20 @@ def test_a_push_ends_with_the_peer_or_its_deadline(
     if stops:
         stop.request()
     pusher.close()
-    assert process.exit_code() == -9 and caplog.messages[0].endswith(says)
+    assert process.exit_code() == -9 and {*caplog.messages} == {f"step 6 is not pushed: {says}"}
     assert not (home / "push").exists()
+
+
+def test_a_peer_that_stops_begins_no_push(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It ended the push at once, and said that training goes on."""
+    stop, home = Stop(), saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    pusher = Pusher(TO, home, stop, hold_model)
+    stop.request()
+    for round in (9, 10):
+        pusher.saved(home / "checkpoints" / "step_00000006", round)
+        assert pusher._process is None
+    pusher.close()
+    assert caplog.messages == []
 
 
 def test_a_push_ends_when_its_peer_is_killed(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
