@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Protocol
 
 from peer import clock
-from peer.errors import RunError, UserError
+from peer.errors import RunError, UserError, one_line
 from peer.logs import get_logger
 
 log = get_logger("trackers")
 
 TRACKER_SECONDS = 60.0  # to close
+REFUSALS = {"UsageError", "AuthenticationError"}  # classes of wandb.errors: no key, a wrong one, a name that is none
 TENSORBOARD = "tensorboard"  # the tracker's name, and its folder in the peer's
 
 
@@ -95,8 +96,8 @@ class Trackers:
 
 
 def start(names: Sequence[str], folder: Path, *, run: str, peer: str, peer_id: str) -> Trackers:
-    """Start the trackers ``names``. Raises :class:`UserError` when one is not installed, and :class:`RunError` when one
-    does not start: its servers may be away, and a peer that is a service tries again.
+    """Start the trackers ``names``. Raises :class:`UserError` when one is not installed or refuses its key, and
+    :class:`RunError` when one does not start: its servers may be away, and a peer that is a service tries again.
     """
     started: list[Tracker] = []
     for name in names:
@@ -109,5 +110,8 @@ def start(names: Sequence[str], folder: Path, *, run: str, peer: str, peer_id: s
             how = f'pip install "noloco-peer[{name}]", or leave it out'
             raise UserError(f"peer.trackers: {name} is not installed; {how}") from None
         except Exception as error:  # noqa: BLE001 - any error of the library: no account, no network
-            raise RunError(f"peer.trackers: {name} does not start: {error}; start again, or leave it out") from None
+            said = f"peer.trackers: {name} does not start: {one_line(error, 200)}"
+            if REFUSALS & {it.__name__ for it in type(error).__mro__}:
+                raise UserError(f"{said}; correct this, or leave it out") from None
+            raise RunError(f"{said}; start again, or leave it out") from None
     return Trackers(started)

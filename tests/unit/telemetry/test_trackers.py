@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,6 +52,42 @@ def test_one_whose_service_is_away_is_tried_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(RunError, match=r"wandb does not start: no network; start again, or leave it out"):
         trackers.start(["wandb"], tmp_path, run="demo", peer="a", peer_id="QmA")
+
+
+class Error(Exception):
+    """Of ``wandb.errors``, as the next ones."""
+
+
+class CommError(Error): ...
+
+
+class AuthenticationError(CommError): ...
+
+
+class UsageError(Error): ...
+
+
+class UnsupportedError(UsageError): ...
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "advice"),
+    [
+        (UsageError("No API key configured.\nUse `wandb login`"), UserError, "correct this"),
+        (UnsupportedError("needs a newer server"), UserError, "correct this"),
+        (AuthenticationError("WANDB_API_KEY invalid: it has 3 characters"), UserError, "correct this"),
+        (CommError("the server did not answer within 90 s"), RunError, "start again"),
+    ],
+)
+def test_a_key_that_is_missing_or_wrong_is_not_tried_again(
+    error: Error, kind: type[Exception], advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service began again for ever, and ``swarm`` four times for each member."""
+    monkeypatch.setitem(sys.modules, "wandb", wandb := Wandb())
+    monkeypatch.setattr(wandb, "init", Mock(side_effect=error))
+    with pytest.raises(kind, match=f"wandb does not start: .*; {advice}, or leave it out") as raised:
+        trackers.start(["wandb"], tmp_path, run="demo", peer="a", peer_id="QmA")
+    assert "\n" not in str(raised.value)
 
 
 class Wandb:
