@@ -169,26 +169,27 @@ class OuterLoop:
                 if self.done:
                     self._member.stay()
         finally:
-            self._leave()
+            self._leave(None if self._step_ended else RunError(INTERRUPTED))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
             self.close()
         elif not self._stop.requested:
             with contextlib.suppress(KeyboardInterrupt):  # it must not replace the program's own exception
-                self._leave()
+                self._leave(error)
 
-    def _leave(self) -> None:
+    def _leave(self, error: BaseException | None = None) -> None:
+        """``error``: why; the accelerator is not waited for after one."""
         if self._stop.requested or os.getpid() != self._process:
             return
         logs.on_behalf_of(self._logfile)
         self._stop.request()
         atexit.unregister(self._leave)
         try:
-            self._stack.close()
+            self._stack.__exit__(*(None, None, None) if error is None else (type(error), error, error.__traceback__))
         except KeyboardInterrupt:
             self._member.node.kill()
             raise

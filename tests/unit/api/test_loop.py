@@ -140,7 +140,7 @@ def test_after_the_last_step_a_peer_stays_for_who_has_lost_the_last_round(
     """It left at once, in the middle of what it gave."""
     outer, watched = watched_loop(step)
     outer._process = os.getpid()
-    monkeypatch.setattr(OuterLoop, "_leave", lambda self: watched.leave())
+    monkeypatch.setattr(OuterLoop, "_leave", lambda self, error: watched.leave())
     outer.close()
     called = [call[0] for call in watched.mock_calls if call[0] in ("_boundary.finish", "_member.stay", "leave")]
     assert called == ["_boundary.finish", *(["_member.stay"] if step == 100 else []), "leave"]
@@ -179,6 +179,31 @@ def test_a_step_that_did_not_end_is_not_continued(where: str, monkeypatch: pytes
     outer.step(7)
     outer.close()
     assert "_boundary.finish" in [call[0] for call in watched.mock_calls]
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError("of the program"), KeyboardInterrupt()])
+def test_after_an_error_the_loop_does_not_wait_for_the_accelerator(error: BaseException | None) -> None:
+    """What it does may never end then, as with a rank that is lost."""
+    outer, watched = watched_loop()
+    outer._timer._synchronize = synchronize = Mock()
+    try:
+        with outer:
+            if error is not None:
+                raise error
+    except (ZeroDivisionError, KeyboardInterrupt) as raised:
+        assert raised is error and raised.__traceback__ is not None
+        assert raised.__traceback__.tb_next is None  # as the program has raised it
+    assert synchronize.called == (error is None) and watched._stop.request.called
+
+
+def test_a_loop_whose_step_did_not_end_closes_without_waiting_for_the_accelerator() -> None:
+    outer, watched = watched_loop()
+    outer._timer._synchronize = synchronize = Mock()
+    watched._boundary.between_steps.side_effect = torch.OutOfMemoryError
+    with pytest.raises(torch.OutOfMemoryError):
+        outer.step(7)
+    outer.close()
+    assert not synchronize.called and watched._member.close.called
 
 
 def test_another_state_is_taken_after_the_running_swap_was_given_up() -> None:
