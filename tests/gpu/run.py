@@ -40,7 +40,7 @@ def findings(site: Site, only: Sequence[str] | None = None, limit: float = LIMIT
 
 def _of_check(name: str, site: Site, ends: float, limit: float) -> Iterator[Finding]:
     if time.monotonic() > ends:
-        yield Finding(name, False, f"not begun within {limit:.0f} s")
+        yield Finding(name, False, f"not begun within {limit:.0f} s", reached=False)
         return
     try:
         for finding in importlib.import_module(f"tests.gpu.checks.{name}").check(site):
@@ -57,9 +57,8 @@ def _of_check(name: str, site: Site, ends: float, limit: float) -> Iterator[Find
 def on_accelerator(
     folder: Path, only: Sequence[str] | None, json_file: Path | None, commit: str, limit: float = LIMIT
 ) -> int:
-    """The exit code. The figures go to ``json_file``; those of checks that are not among ``only`` stay in it.
-
-    They are written with each finding: whoever lends the machine may end this at any moment.
+    """The exit code. The figures go to ``json_file``, with each finding: whoever lends the machine may end this at any
+    moment.
     """
     logs.quiet_libraries()
     device = torch.device("cuda", torch.cuda.current_device())
@@ -70,7 +69,7 @@ def on_accelerator(
         print(f"{time.monotonic() - began:4.0f} s  {finding.line()}", flush=True)
         found.append(finding)
         if json_file is not None:
-            write(json_file, found, commit, bool(only))
+            write(json_file, found, commit)
     return verdict(found, time.monotonic() - began)
 
 
@@ -81,10 +80,10 @@ def verdict(found: Sequence[Finding], seconds: float) -> int:
     return 1 if wrong or not right else 0
 
 
-def write(json_file: Path, found: Sequence[Finding], commit: str, some: bool) -> None:
-    """With ``some`` of the checks: what the file says of others stays, if it is of this machine."""
-    maker, checks = made_by(commit), dict[str, Any]()
-    if some and json_file.exists():
+def write(json_file: Path, found: Sequence[Finding], commit: str) -> None:
+    """What the file says of checks that were not reached stays, with its commit, if it is of this machine."""
+    maker, checks, found = made_by(commit), dict[str, Any](), [it for it in found if it.reached]
+    if json_file.exists():
         kept = json.loads(json_file.read_text(encoding="utf-8"))
         same = all(kept["made_by"][key] == maker[key] for key in ("devices", "torch", "python"))
         checks = {name: it for name, it in kept["checks"].items() if same and not any(name == f.check for f in found)}
@@ -93,7 +92,9 @@ def write(json_file: Path, found: Sequence[Finding], commit: str, some: bool) ->
         row["findings"][it.subject] = {"right": it.right, "words": it.words, **it.figures}
     in_order = {name: checks[name] for name in CHECKS if name in checks}
     figures = {"checks": in_order, "made_by": maker}
-    json_file.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    half = json_file.with_name(f".{json_file.name}.tmp")  # an end by force leaves no half file
+    half.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    half.replace(json_file)
 
 
 def made_by(commit: str) -> dict[str, Any]:

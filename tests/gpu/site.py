@@ -108,13 +108,16 @@ class Site:
 
 @dataclass(frozen=True)
 class Finding:
-    """``right``: ``None`` when this could not be checked here, and ``words`` say why. ``check``: set when it is run."""
+    """``right``: ``None`` when this could not be checked here, and ``words`` say why. ``check``: set when it is run.
+    ``reached``: not where the time was over before.
+    """
 
     subject: str
     right: bool | None
     words: str
     figures: dict[str, Any] = field(default_factory=dict)
     check: str = ""
+    reached: bool = True
 
     def line(self) -> str:
         verdict = {True: "ok", False: "WRONG", None: "left out"}[self.right]

@@ -80,7 +80,7 @@ def test_wheels_bring_what_is_missing_and_nothing_else(tmp_path: Path, monkeypat
 
 def test_figures_are_kept_with_device_versions_and_commit(tmp_path: Path) -> None:
     kept = tmp_path / "gpu.json"
-    run.write(kept, [Finding("φ", True, "right", {"off": 0.5}, check="copies")], "", some=False)
+    run.write(kept, [Finding("φ", True, "right", {"off": 0.5}, check="copies")], "")
     read = json.loads(kept.read_text(encoding="utf-8"))
     made_by = read["made_by"]
     assert read["checks"] == {
@@ -109,7 +109,8 @@ def test_an_end_by_force_leaves_the_figures_of_before(tmp_path: Path, monkeypatc
     assert found == {"φ": {"right": True, "words": "within 300 s"}}
 
 
-def test_some_checks_leave_the_figures_of_the_others_of_this_machine(tmp_path: Path) -> None:
+def test_a_run_leaves_the_figures_of_checks_that_it_does_not_reach_if_they_are_of_this_machine(tmp_path: Path) -> None:
+    """A run that was cut off had destroyed them at its first finding."""
     kept = tmp_path / "gpu.json"
 
     def checks() -> dict[str, str]:
@@ -117,16 +118,26 @@ def test_some_checks_leave_the_figures_of_the_others_of_this_machine(tmp_path: P
         return {name: it["commit"] for name, it in found.items()}
 
     speed, memory = Finding("bf16", True, "fast", check="speed"), Finding("1M", True, "small", check="memory")
-    run.write(kept, [speed, memory], "first", some=False)
-    run.write(kept, [speed], "second", some=True)
+    run.write(kept, [speed, memory], "first")
+    run.write(kept, [speed], "second")
     assert checks() == {"memory": "first", "speed": "second"}
     other = json.loads(kept.read_text(encoding="utf-8"))
     other["made_by"]["devices"] = ["another card"]
     kept.write_text(json.dumps(other), encoding="utf-8")
-    run.write(kept, [memory], "third", some=True)
+    run.write(kept, [memory], "third")
     assert checks() == {"memory": "third"}
-    run.write(kept, [speed], "fourth", some=False)
-    assert checks() == {"speed": "fourth"}
+
+
+def test_a_check_that_the_limit_leaves_out_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It replaced what an earlier run had measured by "not begun"."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    monkeypatch.setattr(run, "CHECKS", ("speed", "memory"))
+    kept = tmp_path / "gpu.json"
+    run.write(kept, [Finding("bf16", True, "fast", check="speed")], "first")
+    assert run.on_accelerator(tmp_path, None, kept, "second", limit=-1.0) == 1
+    found = json.loads(kept.read_text(encoding="utf-8"))["checks"]
+    assert found == {"speed": {"commit": "first", "findings": {"bf16": {"right": True, "words": "fast"}}}}
 
 
 def test_the_checks_need_only_what_is_asked_for() -> None:
