@@ -20,7 +20,9 @@ peer has chosen itself, and that were not new to it.
 
 *Position.* A small open swarm can have more hostile ids than honest members, so what most say is no proof. A step that
 is too high ends a run, one that is too low repeats it. A peer that has met others bounds both by its own clock. A
-member of a group of everyone, which often takes the group's position from one other member, does so too.
+member of a group of everyone, which often takes the group's position from one other member, does so too. After a split
+the weights that count are those with most contributions, and these may have fewer rounds. There it goes back as far as
+the records of most members say, if those were not in its last round.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Protocol
 
 from peer import clock
@@ -88,6 +91,7 @@ class Origin:
     def __init__(self) -> None:
         self.root, self.since, self._step, self._time = "", 0, 0, clock.monotonic()
         self._alone = self._others_no_better = self._met = False
+        self._merged_with: frozenset[str] = frozenset()  # ids of the members in its last merge of everyone
         self._roots: tuple[str, ...] = (self.root,)  # that these weights had, and have: the newest last
 
     def note(self, *, alone: bool, taken: bool, round: int, step: int, root: str) -> None:
@@ -95,7 +99,7 @@ class Origin:
         its weights are fresh.
         """
         self.root, self.since, self._alone, self._others_no_better, self._met = root, round, alone, False, taken
-        self._step, self._time, self._roots = step, clock.monotonic(), (root,)
+        self._step, self._time, self._roots, self._merged_with = step, clock.monotonic(), (root,), frozenset()
 
     def bounds(self, round: int, step: int, inner_steps: int, phase_seconds: float | None) -> PositionBounds:
         """Where this peer, now at ``round`` and ``step``, can be put by others: not back, and not beyond what they can
@@ -108,17 +112,31 @@ class Origin:
         most = max(round, self.since + phases), max(step, self._step + phases * inner_steps)
         return PositionBounds((round, most[0]), (step, most[1]))
 
-    def with_group(self, round: int, step: int) -> None:
-        """It has merged with its group at this position."""
+    def with_group(self, round: int, step: int, members: Collection[str]) -> None:
+        """It has merged at this position with its group, which has these ``members``."""
         self.since, self._step, self._time, self._met = round, step, clock.monotonic(), True
+        self._merged_with = frozenset(members)
 
-    def group_bounds(self, usual: float, inner_steps: int, phase_seconds: float | None) -> PositionBounds:
-        """Where its group can be: not behind the position of their last merge; its step not beyond what :meth:`bounds`
-        says, or the phase after what is ``usual``: where the group waited for this peer, it is faster without it.
+    def group_bounds(
+        self, others: Sequence[MemberRecord], usual: float, inner_steps: int, phase_seconds: float | None
+    ) -> PositionBounds:
+        """Where its group can be: not behind the position of their last merge, or, as after a split, of most ``others``
+        if these are behind it; its step not beyond what :meth:`bounds` says, or the phase after what is ``usual``:
+        where the group waited for this peer, it is faster without it.
         """
         bounds = self.bounds(self.since, self._step, inner_steps, phase_seconds)
-        steps = bounds.steps[0], max(bounds.steps[1], usual + inner_steps)
-        return PositionBounds((bounds.rounds[0], math.inf), steps)
+        last = bounds.rounds[0], bounds.steps[0]
+        reached = [last, *(self._reached(it, last, inner_steps) for it in others)]
+        round, step = map(median_low, zip(*reached, strict=True))
+        steps = min(step, last[1]), max(bounds.steps[1], usual + inner_steps)
+        return PositionBounds((min(round, last[0]), math.inf), steps)
+
+    def _reached(self, record: MemberRecord, last: tuple[float, float], inner_steps: int) -> tuple[float, float]:
+        """The last boundary of a member, at least. Who was in the ``last`` merge has been there, however old its record
+        is: else one member could give the group's position as that of some seconds ago, again and again.
+        """
+        said = record.round, record.step - inner_steps
+        return (max(said[0], last[0]), max(said[1], last[1])) if record.peer_id in self._merged_with else said
 
     def met(self, root: str) -> None:
         """It has met a peer with this root; their weights will be averaged."""

@@ -180,7 +180,8 @@ class Presence:
                 self._context.backoff.forgive(link.peer_id)  # its group's leader has let it in
                 self._members.keep(link.peer_id, KEPT_PHASES * phase_seconds)
             if self._group.assembly is not None:
-                self.origin.with_group(self._counters.round, self._step())
+                members = [seat.peer_id for seat in self._group.assembly.seats]
+                self.origin.with_group(self._counters.round, self._step(), members)
         if partner and (merged or averaged.strange):
             chosen, ahead, taken = averaged.chosen, averaged.ahead, self._members.taken_by(partner)
             self._divergence.note(partner, divergent=not merged, chosen=chosen, ahead=ahead, taken=taken)
@@ -207,7 +208,7 @@ class Presence:
             self.matchmaking.gave_no_state(donor.peer_id)
             return None
         usual = max(self._step(), usual_step(own, others, tokens_per_step)) if others else most[1]
-        believed = self.origin.group_bounds(usual, inner_steps, phase_seconds).nearest(state)
+        believed = self.origin.group_bounds(others, usual, inner_steps, phase_seconds).nearest(state)
         if believed.step != state.step:
             told = fields(donor=donor.name, said=state.step, step=believed.step)
             log.warning("a step that a member of the group cannot have reached: %s", told)

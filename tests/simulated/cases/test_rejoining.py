@@ -70,6 +70,21 @@ def test_a_member_with_more_rounds_behind_it_is_waited_for() -> None:
         assert len(healed) == 13 and sum(row["seconds"]["match"] > 3.0 for row in healed) <= 1  # 5 then
 
 
+def test_who_has_made_more_rounds_during_a_split_goes_back_to_those_of_the_others() -> None:
+    """The part with more contributions has fewer rounds, as its lines are slow. The two others took its weights and
+    kept their own round and step for ever: nobody waited for them, so they lost every second round.
+    """
+    slow = replace(MACHINE, up=3500, down=3500)
+    machines = (*(slow,) * 6, *(replace(MACHINE, step_seconds=0.55),) * 2)
+    split = (Fault(20.0, "split", (6, 7), 100.0, 0),)
+    with in_a_folder(Scenario(0, "group", machines, split, 260.0, inner_steps=10, numel=300, codec="none")) as world:
+        assert not world.run().violations
+        rows = [world.rounds(peer)[-8:-1] for peer in world.peers]
+    assert all(len((row["partner"] or "").split(",")) == 7 for its in rows for row in its)
+    positions = [[(row["round"], row["step"]) for row in its] for its in rows]
+    assert positions == [positions[0]] * 8
+
+
 @pytest.mark.parametrize("starts", [0.0, 4.0])
 def test_decoupled_members_whose_builds_drew_other_weights_begin_with_the_same(starts: float) -> None:
     """Each kept its own for ever, and they averaged what has nothing in common. The last one begins with the others, or

@@ -209,7 +209,9 @@ def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatc
 
 
 class Grouped:
-    """A member of a group of ``honest`` others that has merged with them at round 200, ``ago`` inner phases ago."""
+    """A member of a group of ``others`` that has merged with them at round 200, ``ago`` inner phases ago; with the
+    first of them only while ``apart`` are in the other part of a split.
+    """
 
     def __init__(
         self,
@@ -218,12 +220,14 @@ class Grouped:
         *,
         ago: float = 1.0,
         merged: bool = True,
+        apart: int = 0,
         phases_per_second: float = 0.0,
         tokens_per_step: float = 0.0,
     ):
         time, speed = Time(monkeypatch), phases_per_second * H * tokens_per_step
         own, records = Origin(), [at_round(f"m{number}", round, speed) for number, round in enumerate(others)]
         own.note(alone=False, taken=False, round=0, step=0, root="a")
+        met = [it.peer_id for it in records[: len(records) - apart]]
         progress = SimpleNamespace(phase_seconds=10.0)
         self.given, self.refused = claim(200), list[str]()
         context: Any = SimpleNamespace(
@@ -235,7 +239,7 @@ class Grouped:
         )
         presence: Any = SimpleNamespace(
             origin=own,
-            _group=Group(200, (), Assembly("t", (Seat("m0", "m0"), Seat("a", "a")), 1, {})),
+            _group=Group(200, (), Assembly("t", (*(Seat(it, it) for it in met), Seat("a", "a")), 1, {})),
             _counters=SimpleNamespace(round=199),
             _step=lambda: 200 * H,
             _record=lambda: at_round("a", 200),
@@ -315,3 +319,40 @@ def test_a_peer_that_finds_no_record_has_no_measure_of_its_group(monkeypatch: py
 
 def test_a_peer_that_was_in_no_group_yet_believes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Grouped(monkeypatch, [200, 200], merged=False).takes(claim(30)) == (30, 30 * H, 3)
+
+
+@pytest.mark.parametrize("own_part", [[], [200], [200, 200]])
+def test_after_a_split_a_member_is_where_the_part_of_most_members_is(
+    own_part: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept its own round and step, which were higher, for ever. The records are of half a phase ago."""
+    it = Grouped(monkeypatch, [*own_part, 150, 150, 150], apart=3)
+    it.records[-3:] = [record.model_copy(update={"step": record.step + H // 2}) for record in it.records[-3:]]
+    assert it.takes(claim(150)) == (150, 150 * H, 3)
+    assert it.takes(claim(152)) == (152, 152 * H, 3)
+    lie, least = it.takes(State(0, 1, ())), 149 * H + H // 2
+    assert lie == (150, least, 0)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(1, 1), (2, 2), (3, 1)])
+def test_fewer_than_half_put_nobody_back(mine: int, theirs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New ids that say to be at the beginning, and a leader that gives the group's weights with this step."""
+    it = Grouped(monkeypatch, [200] * mine + [0] * theirs, apart=theirs)
+    assert it.takes(State(0, 1, ())) == (199, 200 * H, 0)
+
+
+def test_the_only_other_member_of_a_swarm_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Grouped(monkeypatch, [150], apart=1).takes(claim(150)) == (150, 150 * H, 3)
+
+
+def test_old_records_of_its_group_put_a_member_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of before the last merge: a leader that gave the position of then would stop the step of all others."""
+    it = Grouped(monkeypatch, [190, 190, 190])
+    assert it.takes(State(190 * H, 190, ())) == (199, 200 * H, 0)
+
+
+def test_what_a_first_donor_has_said_counts_until_the_group_gives_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer that took a false step kept it for ever."""
+    it = Grouped(monkeypatch, [200, 200, 200], merged=False)
+    it.presence.origin.note(alone=False, taken=True, round=390, step=390 * H, root="a")
+    assert it.takes(claim(200)) == (200, 200 * H, 3)
