@@ -236,12 +236,10 @@ class GroupLeader:
         return reference, [it for it, lineage in ready if self._must_update(lineage, reference)]
 
     def _must_update(self, lineage: Lineage, reference: Lineage) -> bool:
-        """Unequal replicas need equal weights to begin with only: their builds may have drawn different ones. One that
-        began with them has missed nothing but rounds.
+        """Unequal replicas need the same initial weights only: their builds may have drawn different ones. One that
+        began with those of the others has missed nothing but rounds.
         """
-        if self._equal:
-            return lineage != reference
-        return not lineage.contributions and lineage.digest != reference.digest
+        return lineage != reference if self._equal else lineage.digest != reference.digest
 
     async def _update(self, me: Seat, reference: Lineage, outdated_members: list[JoinedMember], seconds: float) -> None:
         """Tell them to take the state of a member that has the right slow weights, within so many ``seconds``."""

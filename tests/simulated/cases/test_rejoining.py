@@ -85,13 +85,14 @@ def test_who_has_made_more_rounds_during_a_split_goes_back_to_those_of_the_other
     assert positions == [positions[0]] * 8
 
 
-@pytest.mark.parametrize("starts", [0.0, 4.0])
-def test_decoupled_members_whose_builds_drew_other_weights_begin_with_the_same(starts: float) -> None:
+@pytest.mark.parametrize(("starts", "apart"), [(0.0, 0.0), (4.0, 0.0), (0.0, 12.0)])
+def test_decoupled_members_whose_builds_drew_other_weights_begin_with_the_same(starts: float, apart: float) -> None:
     """Each kept its own for ever, and they averaged what has nothing in common. The last one begins with the others, or
-    near the end of their first round.
+    near the end of their first round, or makes its first rounds ``apart`` from them.
     """
     machines = (MACHINE, MACHINE, replace(MACHINE, starts=starts))
-    with in_a_folder(Scenario(0, "decoupled", machines, (), 60.0, inner_steps=10, numel=300, codec="none")) as world:
+    split = (Fault(3.5, "split", (2,), apart, 0),) if apart else ()
+    with in_a_folder(Scenario(0, "decoupled", machines, split, 60.0, inner_steps=10, numel=300, codec="none")) as world:
         other: Any = world.peers[-1]
         make, states = other._state, list[Any]()
 
@@ -106,7 +107,7 @@ def test_decoupled_members_whose_builds_drew_other_weights_begin_with_the_same(s
 
         other._state = drawn
         assert not world.run().violations
-        assert {row["outcome"] for row in world.rounds(other)[1:-1]} == {"merged"}
+        assert {row["outcome"] for row in world.rounds(other)[4 if apart else 1 : -1]} == {"merged"}
     assert [state.replaced for state in states] == [1]
 
 

@@ -434,20 +434,23 @@ def test_the_lineage_that_counts(own: tuple[str, int], others: list[tuple[str, i
     run(scene)
 
 
-def test_unequal_replicas_have_no_lineage_to_compare() -> None:
+def test_unequal_replicas_may_have_made_other_rounds() -> None:
     async def scene(harness: Harness) -> None:
-        await harness.ready("b", lineage=OTHER)
-        assert len((await harness.gather()).links) == 1
+        await harness.ready("b", lineage=X._replace(contributions=6))
+        await harness.ready("c", lineage=X._replace(contributions=12))
+        assert len((await harness.gather()).links) == 2
 
     run(scene, equal=False)
 
 
-@pytest.mark.parametrize("done", [0, 9])
-def test_unequal_replicas_begin_with_the_same_weights(done: int) -> None:
-    """Those of another build, which drew other weights from the seed, had the others' changes on them for ever."""
+@pytest.mark.parametrize(("done", "alone"), [(0, 0), (9, 0), (9, 1)])
+def test_unequal_replicas_begin_with_the_same_weights(done: int, alone: int) -> None:
+    """Those of another build, which drew other weights from the seed, had the others' changes on them for ever; so had
+    those that had made a round ``alone``.
+    """
 
     async def scene(harness: Harness) -> None:
-        fresh, right = await harness.ready("b", lineage=Lineage("other", 0)), Lineage("x", done)
+        fresh, right = await harness.ready("b", lineage=Lineage("other", alone)), Lineage("x", done)
         if not done:
             await harness.ready("c", lineage=right)
         gathering = asyncio.ensure_future(harness.gather(lineage=right))
