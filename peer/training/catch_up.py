@@ -48,6 +48,7 @@ def catch_up(
         taken = presence.take_state(state.room(), timeout, above=above, reached=reached)
     if taken is not None and taken.round > above:
         (state.rebase if state.inner.step else state.adopt)(taken)
+        state.drop_kept()  # this peer may have sent it since its checkpoint
     state.counters.root = state.counters.root or token_hex(ROOT_BYTES)
     alone = taken is None and not presence.others()
     _note(state, presence, alone=alone, taken=taken is not None)

@@ -136,13 +136,13 @@ class OuterState(ABC):
             self._take_over(state)
             self.counters.unopened = None
             self.forget()
-            if self.kept is not None:
-                self.kept.zero_()  # of changes to other weights
+            self.drop_kept()  # it is of changes to other weights
 
     def rebase(self, state: State, counted: Tensor | None = None) -> None:
         """Take the slow weights and the position of a member, and keep this peer's change: θ ← φ_theirs + (θ − φ_own).
 
-        ``counted``: the part of that change that φ_theirs contains. The optimizer keeps its moments.
+        ``counted``: the part of that change that φ_theirs contains; what rounding had kept back was sent with it. The
+        optimizer keeps its moments.
         """
         slow = self.outer.slow
         change = host_vector(slow.numel)
@@ -150,9 +150,15 @@ class OuterState(ABC):
         change.sub_(slow.phi)
         if counted is not None:
             change.sub_(counted)
+            self.drop_kept()
         with slow.changing:
             self._take_over(state)
             slow.add_to_fast(change)
+
+    def drop_kept(self) -> None:
+        """Others have what rounding has kept back, or it is of no use to them."""
+        if self.kept is not None:
+            self.kept.zero_()
 
     @contextmanager
     def trying(self, phi: Tensor) -> Iterator[None]:

@@ -71,9 +71,27 @@ def test_what_rounding_has_kept_is_this_peers_own() -> None:
     assert len(donor.snapshot().vectors) == len(own.room()) == 2
     own.rebase(donor.snapshot())
     assert torch.equal(own.kept, before)
+    own.rebase(donor.snapshot(), torch.zeros_like(before))  # the others have used what it sent
+    assert not own.kept.any()
+    own.kept.copy_(before)
     own.adopt(donor.snapshot())
     assert not own.kept.any() and donor.kept.any()
     assert parts.peer_state().kept is None
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_what_a_checkpoint_has_kept_may_have_been_sent_since(newest: bool) -> None:
+    """A peer that was killed sent it again with the group's weights, which contain it."""
+    resumed, donor = parts.peer_state(feedback=True), parts.peer_state(feedback=True)
+    for state in (resumed, donor):
+        state.inner.run(state.stream.take(H))
+        state.cross_boundary("digest")
+    for _ in range(0 if newest else 1 + STALE_ROUNDS):
+        donor.cross_boundary("another")
+    assert resumed.kept is not None
+    resumed.kept.normal_()
+    catch_up(resumed, Others(donor), 60.0)  # type: ignore[arg-type]
+    assert bool(resumed.kept.any()) is newest
 
 
 def test_the_lineage_is_that_of_all_rounds_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
