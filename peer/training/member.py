@@ -175,7 +175,7 @@ class Membership:
         )
 
     def stay(self) -> None:
-        """After the run's last round: until who has lost it has these weights. Unequal replicas keep their own."""
+        """After the run's last round: until who asks for these weights has them. Unequal replicas keep their own."""
         if self.state.outer.equal_replicas:
             self.presence.stay()
 

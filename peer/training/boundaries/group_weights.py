@@ -95,7 +95,8 @@ class GroupWeights:
         """Take the weights of the last round from a member that has them. Others may repeat the round meanwhile: they
         are asked again when they have, and who was asked before that stays (:meth:`Presence.stay`).
         """
-        others, reason, room = self.presence.others(), "no member gave newer ones", self.state.room()
+        others, room = self.presence.others(), self.state.room()
+        reason = "no member gave newer ones" if others else "all others have left"
         donors = deque(random.sample(others, min(LAST_DONORS, len(others))))
         pause, until = REPEAT_PAUSE, clock.monotonic() + catch_up_limit(self.context.progress.phase_seconds)
         while donors and not self.context.away:
@@ -116,8 +117,7 @@ class GroupWeights:
                 self.state.adopt(state)
                 log.info("took the weights of the last round: %s", fields(donor=it.name, round=state.round))
                 return
-        if others:
-            log.warning("the last round was lost, so these are not the group's weights: %s", fields(reason=reason))
+        log.warning("the last round was lost, so these are not the group's weights: %s", fields(reason=reason))
 
     def _objection(self, state: State, donor: str) -> str:
         """Why this peer does not take ``state``: one member can say that its weights are the group's."""

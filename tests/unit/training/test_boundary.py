@@ -554,6 +554,16 @@ def test_who_loses_the_last_round_takes_what_the_group_has(
     assert scene.state.inner.step == TOTAL
 
 
+def test_who_loses_the_last_round_and_finds_nobody_any_more_says_so(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group had left before it learnt that: it ended with other weights, and said nothing."""
+    monkeypatch.setattr(scene.presence, "others", list, raising=False)
+    Blocking(*scene.parts(), Exchange()).group_weights.take_last()
+    [told] = [it.getMessage() for it in caplog.records]
+    assert told.startswith("the last round was lost") and "all others have left" in told
+
+
 @pytest.mark.parametrize("repeated_after", [0.0, 20.0, math.inf])
 def test_donors_that_are_still_in_the_last_round_are_asked_by_turns_for_a_while(
     virtual: Any, scene: Scene, repeated_after: float
