@@ -34,7 +34,7 @@ from torch import Tensor
 
 from peer.exchange.codec import BLOCK
 from peer.rounds.contribution import square
-from peer.rounds.types import Outcome, Reason, Verdict
+from peer.rounds.types import Newest, Outcome, Reason, Verdict
 
 CLIP = 1.5  # times the usual distance; with 2.0 two hostile peers of eight drive the others apart without limit
 FURTHEST = 4.0  # times ‖βΔ‖: honest partners were up to 3.9 apart
@@ -60,8 +60,8 @@ class Guard:
 
     def __init__(self) -> None:
         self._change = 0.0  # ‖βΔ‖ of this peer in its last swap with inner steps before it
-        # by partner, newest last: ‖βΔ‖ of this peer then, and each part's distance in units of it
-        self._partners: dict[str, tuple[float, dict[int, float]]] = {}
+        # by partner: ‖βΔ‖ of this peer then, and each part's distance in units of it
+        self._partners = Newest[tuple[float, dict[int, float]]](RECENT_PARTNERS)
         self._known: deque[str] = deque(maxlen=KNOWN_PARTNERS)  # partners whose last contribution was accepted
         # partner and digest of each payload that was merged; two newcomers with one donor may send the same
         self.merged: deque[tuple[str, bytes]] = deque(maxlen=REMEMBERED)
@@ -94,8 +94,6 @@ class Guard:
             unit = max(self._change, math.sqrt(judgement.apart) / FURTHEST)
             now = {start: it / unit for start, it in judgement.distances.items()}
             self._partners[judgement.partner] = self._change, before | now
-            if len(self._partners) > RECENT_PARTNERS:
-                del self._partners[next(iter(self._partners))]
 
     def remember(self, partner: str, digest: bytes) -> None:
         """A payload of ``partner`` was merged, after :meth:`learn`."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode, b64encode
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -29,6 +28,7 @@ from peer.p2p.bulk.transfer import TOKEN_BYTES, BulkTransfer, Role
 from peer.p2p.reachability.cloud import find
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 from peer.rounds.backoff import Proven
+from peer.rounds.types import Newest
 
 log = get_logger("bulk")
 
@@ -193,7 +193,7 @@ class _Memory(Generic[Found]):
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._known: OrderedDict[str, tuple[Found, float]] = OrderedDict()
+        self._known = Newest[tuple[Found, float]](REMEMBERED_MEMBERS)
 
     def get(self, peer_id: str) -> Found | None:
         value, until = self._known.get(peer_id, (None, 0.0))
@@ -201,12 +201,8 @@ class _Memory(Generic[Found]):
 
     def put(self, peer_id: str, value: Found) -> None:
         """From now on; until when it is known already stays."""
-        if self.get(peer_id) is not None:
-            return
-        self._known[peer_id] = value, clock.monotonic() + self._seconds
-        self._known.move_to_end(peer_id)
-        if len(self._known) > REMEMBERED_MEMBERS:
-            self._known.popitem(last=False)
+        if self.get(peer_id) is None:
+            self._known[peer_id] = value, clock.monotonic() + self._seconds
 
 
 class _Dialler:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 
@@ -20,7 +20,7 @@ from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Stream, StreamLost
 from peer.rounds.progress import may_be_late
 from peer.rounds.state import MAX_MEMBERS, Lineage
 from peer.rounds.transfer_rule import catch_up_limit
-from peer.rounds.types import Assembly, Group, Link, Seat
+from peer.rounds.types import Assembly, Group, Link, Newest, Seat
 from peer.swarm.context import SwarmContext
 from peer.swarm.grouping.known_members import KnownMembers
 from peer.swarm.grouping.messages import (
@@ -66,7 +66,7 @@ class GroupLeader:
         self._joined: dict[str, JoinedMember] = {}
         # Since the last round began, so that who joins again gains no time: from when on this peer has waited for each
         # id at its boundary, or until when the id had time to take weights; and who was told to.
-        self._since: OrderedDict[str, float] = OrderedDict()
+        self._since = Newest[float](AWAITED_IDS)
         self._updated: set[str] = set()
         self._news = asyncio.Event()
         self._gathering = False
@@ -181,8 +181,6 @@ class GroupLeader:
                 self._known.missed(peer_id)
             elif member.ready is None and awaited:
                 late.append(member)
-        while len(self._since) > AWAITED_IDS:
-            self._since.popitem(last=False)
         return late
 
     async def _listen(self, member: JoinedMember) -> None:
