@@ -69,7 +69,7 @@ class Configurations:
         self._read = {key: read for key, read in self._read.items() if key in wanted}
         for name, digest in sorted(wanted - self._read.keys()):
             record = random.choice([it for it in runs[name] if it.config == digest])
-            text = await ask(self._watch.node, name, record)
+            text = await ask(self._watch.node, name, digest, record.peer_id, record.addresses)
             if isinstance(text, str):
                 self._texts[name, digest] = text
                 self._read[name, digest] = _checked(name, text)

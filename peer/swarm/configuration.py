@@ -59,14 +59,10 @@ def most_common(records: Sequence[MemberRecord]) -> str | None:
     return digest if 2 * count > len(records) else None
 
 
-async def ask(node: Node, run: str, record: MemberRecord) -> str | Refused | None:
-    """A member's configuration (canonical text), if it has the digest in its record; how it refuses to tell it; or
-    ``None`` for no answer or a wrong one. Ends within ``OFFER_TIMEOUT``.
+async def ask(node: Node, run: str, digest: str, peer_id: str, addresses: Sequence[str]) -> str | Refused | None:
+    """The configuration (canonical text) that this peer has or has read, if it has the ``digest``; how it refuses to
+    tell it; or ``None`` for no answer or a wrong one. Ends within ``OFFER_TIMEOUT``.
     """
-    return await _ask(node, run, record.config, record.peer_id, record.addresses)
-
-
-async def _ask(node: Node, run: str, digest: str, peer_id: str, addresses: Sequence[str]) -> str | Refused | None:
     said = await refusal_of(node, newcomer(run), peer_id, STATE_PROTOCOL, addresses)
     if said is None or said.run is None:
         return said
@@ -137,8 +133,9 @@ def _from_swarm(
         raise UserError(f"no member of {run} has the configuration {digest}: {_camps(records)}")
 
     async def ask_some() -> list[str | Refused | None]:
-        members = [ask(node, run, it) for it in random.sample(those, min(OFFERS_ASKED, len(those)))]
-        return await together([*members, *(_ask(node, run, digest, owner_of(it), [place_of(it)]) for it in reached)])
+        members = random.sample(those, min(OFFERS_ASKED, len(those)))
+        peers = [*((it.peer_id, it.addresses) for it in members), *((owner_of(it), [place_of(it)]) for it in reached)]
+        return await together(ask(node, run, digest, *peer) for peer in peers)
 
     answers = node.call(ask_some(), OFFER_TIMEOUT + OPEN_TIMEOUT)
     text = next((it for it in answers if isinstance(it, str)), None)

@@ -19,7 +19,7 @@ from peer.config.schema import LlamaModel, RunConfig
 from peer.p2p.greeting import newcomer
 from peer.p2p.stream import Refusal
 from peer.swarm.directory.reader import Entry
-from peer.swarm.directory.records import LIFETIME, MemberRecord
+from peer.swarm.directory.records import LIFETIME
 from tests.unit.parts import member_record
 from tests.unit.virtual import run, stream_pair
 
@@ -36,9 +36,9 @@ class Scene:
         self.answers = True
         monkeypatch.setattr(configurations, "ask", self._ask)
 
-    async def _ask(self, node: Any, name: str, record: MemberRecord) -> str | None:
+    async def _ask(self, node: Any, name: str, digest: str, peer_id: str, addresses: Sequence[str]) -> str | None:
         self.asked += 1
-        return self.texts[record.peer_id] if self.answers else None
+        return self.texts[peer_id] if self.answers else None
 
     def see(self, name: str, texts: Sequence[str]) -> dict[str, Any] | None:
         """A run with a member for each text; the view of it after another look."""

@@ -89,7 +89,7 @@ def test_one_liar_decides_nothing_and_its_text_is_never_taken(thread: LoopThread
     offer = _from_swarm(node, "demo", records(DIGEST, DIGEST, DIGEST), None)
     assert sorted(node.asked) == ["m0", "m1", "m2"]
     assert (offer.text, offer.digest, offer.agreeing, offer.members) == (TEXT, DIGEST, 3, 3)
-    assert thread.call(ask(node, "demo", records("", "", DIGEST)[2]), 60) is None
+    assert thread.call(ask(node, "demo", DIGEST, "m2", []), 60) is None
 
     node = Swarm(thread, {"m0": honest(TEXT), "m1": honest(TEXT), "m2": honest(OTHER)})
     offer = _from_swarm(node, "demo", records(DIGEST, DIGEST, OTHER_DIGEST), None)
@@ -154,7 +154,7 @@ def test_a_member_that_is_gone_frozen_or_of_another_version_costs_its_deadline_a
     node = Swarm(thread, {"m0": None, "m1": older})
     with pytest.raises(RunError, match=r"noloco-peer 0.1.0"):
         _from_swarm(node, "demo", records(DIGEST, DIGEST), None)
-    assert isinstance(thread.call(ask(node, "demo", records("", DIGEST)[1]), 60), Refused)
+    assert isinstance(thread.call(ask(node, "demo", DIGEST, "m1", []), 60), Refused)
 
 
 def test_a_newcomer_that_reaches_no_member_asks_the_node_that_it_has_reached(thread: LoopThread) -> None:
