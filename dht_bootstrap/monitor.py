@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from peer.p2p.node import Node
 from peer.swarm.directory.ended import ENDED_PROTOCOL
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 from peer.telemetry.http_server import HttpAnswer, HttpServer, cannot_listen, series_answer
+from peer.telemetry.run_log import nulled
 
 HEALTH_TIMEOUT = 3.0
 
@@ -40,16 +40,8 @@ def json_answer(status: int, body: object) -> HttpAnswer:
     try:
         text = json.dumps(body, allow_nan=False)
     except ValueError:
-        text = json.dumps(_nulled(body), allow_nan=False)
+        text = json.dumps(nulled(body), allow_nan=False)
     return HttpAnswer(status, text.encode())
-
-
-def _nulled(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _nulled(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_nulled(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _live_first(item: tuple[str, RunHistory]) -> tuple[bool, float, str]:

@@ -70,8 +70,7 @@ class RowWriter:
 
     def append(self, row: Row) -> None:
         """Write a row at the end. A number that is not finite becomes ``null``."""
-        finite = {key: _finite(value) for key, value in row.items()}
-        line = json.dumps(finite, allow_nan=False).encode() + b"\n"
+        line = json.dumps(nulled(row), allow_nan=False).encode() + b"\n"
         try:
             with self.path.open("a+b") as file:
                 file.write(b"\n" + line if _is_cut(file) else line)
@@ -94,6 +93,15 @@ class RowWriter:
             log.warning("%s: no row is removed, training continues: %s", self.path, error.strerror)
 
 
+def nulled(value: Any) -> Any:
+    """A JSON value that every parser reads: ``null`` for each number in ``value`` that is not finite."""
+    if isinstance(value, dict):
+        return {key: nulled(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [nulled(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _is_cut(file: BinaryIO) -> bool:
     """Is the last line incomplete? A full disk or a kill may have cut it."""
     end = file.seek(0, 2)
@@ -101,10 +109,6 @@ def _is_cut(file: BinaryIO) -> bool:
         return False
     file.seek(end - 1)
     return file.read(1) != b"\n"
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _parsed(line: bytes) -> Row | None:
