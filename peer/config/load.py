@@ -207,7 +207,8 @@ def explain(error: ValidationError, tree: Any, kind: type[BaseModel]) -> str:
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     if first["type"] == "extra_forbidden":
         parents, last = path[:-1], path[-1]
-        return f"{_dotted(path)}: unknown key{_nearest(last, _siblings(kind, parents, tree))}{more}"
+        valid = _sections(kind, parents, tree)[0].model_fields
+        return f"{_dotted(path)}: unknown key{_nearest(last, valid)}{more}"
     if first["type"].startswith("union_tag"):
         tag = first.get("ctx", {}).get("tag")
         said = f"{_dotted(path)}.name: {tag!r} is not known" if tag else f"{_dotted(path)}.name is missing"
@@ -233,11 +234,6 @@ def _path(location: tuple[int | str, ...], tree: Any, missing: bool) -> list[str
 
 def _dotted(path: list[str]) -> str:
     return ".".join(key if key.isprintable() else repr(key) for key in path)
-
-
-def _siblings(kind: type[BaseModel], parents: list[str], tree: Any) -> list[str]:
-    """The valid keys of the section at ``parents``."""
-    return list(_sections(kind, parents, tree)[0].model_fields)
 
 
 def _fitting_names(kind: type[BaseModel], path: list[str], tree: Any) -> list[str]:

@@ -17,7 +17,7 @@ from peer.p2p.admission import gate
 from peer.p2p.admission.dht_rules import Authority
 from peer.p2p.greeting import MemberNode
 from peer.p2p.reachability import dialback, relay
-from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Busy, Heard, ask
+from peer.p2p.reachability.dialback import Busy, ask
 from peer.p2p.speed import SPEED_PROTOCOL
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.swarm.directory.directory import present_members
@@ -84,13 +84,10 @@ def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
 
 
 def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Finding]:
-    async def heard(record: MemberRecord) -> Heard | Busy:
-        return await ask(await node.open(record.peer_id, DIALBACK_PROTOCOL, record.addresses), [])
-
     own = spoken()
     for record in records:
         try:
-            it = node.call(heard(record), 2 * MEMBER_TIMEOUT)
+            it = node.call(ask(node.open, record.peer_id, record.addresses, []), 2 * MEMBER_TIMEOUT)
         except (StreamLost, BadMessage, TimeoutError) as error:
             yield warn("members", f"{record.name}: {one_line(error)}", "it may have left, or cannot be dialled")
             continue

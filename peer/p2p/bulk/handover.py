@@ -12,11 +12,15 @@ CONDITION_SECONDS = 1.0  # between two looks of a thread that waits
 
 
 class Handover:
-    """Its state belongs to ``changed``, which threads hold while they read or change it."""
+    """Of ``payloads``, one after the other; their parts are numbered on. ``stall``: seconds without a byte after which
+    a connection is lost. Its state belongs to ``changed``, which threads hold while they read or change it.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, payloads: int = 1) -> None:
         self.changed = clock.condition()
         self.complete = False
+        self.stall = 10.0
+        self._payloads = payloads  # that have not begun to come, or are not made
         self._loop, self._told = loop, asyncio.Event()
         self._awaited = False  # the event loop waits for a change
         self._error: Exception | None = None

@@ -29,14 +29,10 @@ SHORTEST_FETCH = 1e-6  # seconds between two parts: a clock may be coarse
 
 
 class IncomingParts(Handover):
-    """Of ``payloads``, one after the other; their parts are numbered on. ``stall``: seconds without a byte after which
-    a connection is lost.
-    """
+    """What comes: parts that a connection has asked for, into the receiver's rooms in their order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, payloads: int = 1) -> None:
-        super().__init__(loop)
-        self.stall = 10.0
-        self._payloads = payloads  # that have not begun
+        super().__init__(loop, payloads)
         self._payload = PayloadParts(())  # the one that comes, or the last one; before the first one, one of no parts
         self._free: list[bytearray] = []  # for further parts
 

@@ -23,14 +23,10 @@ LONGEST_REQUEST_PAUSE = 3600.0  # seconds without a request: the transfer ends s
 
 
 class OutgoingParts(Handover):
-    """Of ``payloads``, one after the other; their parts are numbered on. ``stall``: seconds without a byte after which
-    a connection is lost.
-    """
+    """What is sent: parts that are kept until the receiver has them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, payloads: int = 1) -> None:
-        super().__init__(loop)
-        self.stall = 10.0
-        self._payloads = payloads  # that are not made
+        super().__init__(loop, payloads)
         self._parts: dict[int, bytes] = {}  # that are made and may be asked for
         self._made = self._asked = self._first = 0  # parts: made, asked for, the first one that the receiver misses
         self._size = 1  # bytes of a part

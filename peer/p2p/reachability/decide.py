@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_loopback, is_of_private_network, is_private, owner_of, place_of, tcp_of, tcp_place
 from peer.p2p.deadline import running
-from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Heard, Result, ask
+from peer.p2p.reachability.dialback import Heard, Result, ask
 from peer.p2p.stream import BadMessage, Open, StreamLost
 
 log = get_logger("reach")
@@ -182,7 +182,7 @@ async def _patiently(open_stream: Open, address: str, places: Sequence[str]) -> 
     while True:
         pause, reason = FAILED_PAUSE, "it is busy"
         try:
-            heard = await ask(await open_stream(owner_of(address), DIALBACK_PROTOCOL, [address]), places)
+            heard = await ask(open_stream, owner_of(address), [address], places)
             if isinstance(heard, Heard):
                 return heard
             pause = heard.seconds
@@ -196,7 +196,7 @@ async def seen_as(open_stream: Open, address: str) -> str:
     """The IP address as which the node at ``address`` sees us; empty when it does not say."""
     with contextlib.suppress(StreamLost, BadMessage, TimeoutError):
         async with asyncio.timeout(SEEN_SECONDS):
-            heard = await ask(await open_stream(owner_of(address), DIALBACK_PROTOCOL, [address]), [])
+            heard = await ask(open_stream, owner_of(address), [address], [])
             return heard.answer.observed if isinstance(heard, Heard) else ""
     return ""
 
@@ -206,7 +206,7 @@ async def dialled_back(open_stream: Open, address: str, place: str) -> Result | 
 
     Raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``.
     """
-    heard = await ask(await open_stream(owner_of(address), DIALBACK_PROTOCOL, [address]), [place])
+    heard = await ask(open_stream, owner_of(address), [address], [place])
     return heard.answer.tried[0].result if isinstance(heard, Heard) and heard.answer.tried else None
 
 

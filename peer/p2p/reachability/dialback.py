@@ -23,7 +23,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_circuit, tcp_of
 from peer.p2p.budgets import DIALBACKS, Spending
 from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
-from peer.p2p.stream import MESSAGE_TIMEOUT, Message, Stream
+from peer.p2p.stream import MESSAGE_TIMEOUT, Message, Open, Stream
 from peer.rounds.backoff import Proven
 
 log = get_logger("dialback")
@@ -129,9 +129,9 @@ class Heard:
     ahead: float
 
 
-async def ask(stream: Stream, places: Sequence[str]) -> Heard | Busy:
-    """One question on a new stream, which is closed."""
-    with closing(stream):
+async def ask(open: Open, peer_id: str, addresses: Sequence[str], places: Sequence[str]) -> Heard | Busy:
+    """One question. Raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``."""
+    with closing(await open(peer_id, DIALBACK_PROTOCOL, addresses)) as stream:
         began = clock.unix()
         await stream.send(Ask(places=list(places[:PLACES])), MESSAGE_TIMEOUT)
         answer = await stream.receive(ANSWER, MESSAGE_TIMEOUT + DIAL_TIMEOUT)

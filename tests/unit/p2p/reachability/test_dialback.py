@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,12 +71,13 @@ async def asked(served: DialBack, origin: str, places: list[str]) -> Heard | Bus
         done.append(asyncio.current_task())  # type: ignore[arg-type]
         await served.answer(Stream(reader, writer, remote=ME, initiator=False, origin=origin))
 
+    async def dial(peer_id: str, protocol: str, addresses: Sequence[str]) -> Stream:
+        port = server.sockets[0].getsockname()[1]
+        return Stream(*await asyncio.open_connection("127.0.0.1", port), remote=peer_id, initiator=True)
+
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     async with server:
-        port = server.sockets[0].getsockname()[1]
-        return await ask(
-            Stream(*await asyncio.open_connection("127.0.0.1", port), remote=OTHER, initiator=True), places
-        )
+        return await ask(dial, OTHER, [], places)
 
 
 def test_only_the_address_that_the_question_comes_from_is_dialled() -> None:
