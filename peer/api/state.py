@@ -13,7 +13,6 @@ from peer.config.digest import first_difference, goes_on
 from peer.errors import UserError
 from peer.logs import get_logger
 from peer.outer.method import OuterMethod
-from peer.rounds.state import Lineage
 from peer.training.outer_state import Counters, OuterState
 
 log = get_logger("outer_loop")
@@ -68,9 +67,7 @@ class OwnState(OuterState):
         with self.outer.slow.changing:
             self.take_outer(saved)
             self.inner.step = int(saved["step"])
-            for key, value in saved["counters"].items():
-                setattr(self.counters, key, value)
-            self.counters.lineage = Lineage(*saved["counters"]["lineage"])
+            self.resume_at(saved["counters"])
         self.open_remaining()
 
     def require(self, saved: Mapping[str, Any]) -> None:

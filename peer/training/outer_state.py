@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import xxhash
@@ -108,6 +108,12 @@ class OuterState(ABC):
         self.counters.round += 1
         self.counters.phase_tokens = 0
         self.begin_phase()
+
+    def resume_at(self, saved: Mapping[str, Any]) -> None:
+        """Restore the counters. A checkpoint has other values beside them, and an older version's lacks some."""
+        for key in vars(self.counters).keys() & saved.keys():
+            setattr(self.counters, key, saved[key])
+        self.counters.lineage = Lineage(*saved["lineage"])
 
     def open_remaining(self) -> None:
         """After a restore: the elements that had no outer step yet take it, in a group of this peer alone. A checkpoint

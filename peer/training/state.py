@@ -17,7 +17,6 @@ from peer.data.batches import BatchStream
 from peer.device.accelerator import random_state, set_random_state
 from peer.outer.method import OuterMethod
 from peer.replica.inner_loop import InnerLoop
-from peer.rounds.state import Lineage
 from peer.training.checkpoint import NEW_RUN_ADVICE, PUSH_COPIES, UNTRAINED_PART, WEIGHTS_PART, Saved, Tensors
 from peer.training.outer_state import OuterState
 
@@ -124,9 +123,7 @@ class PeerState(OuterState):
         scalars = saved.state
         self.inner.step = scalars["inner_step"]
         self.stream.resume(scalars["position"], scalars["cursor"])
-        for key in vars(self.counters).keys() & scalars.keys():
-            setattr(self.counters, key, scalars[key])
-        self.counters.lineage = Lineage(*scalars["lineage"])
+        self.resume_at(scalars)
         self.open_remaining()
         _set_rng(scalars["rng"], self.inner.device)
 
