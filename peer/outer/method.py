@@ -66,3 +66,9 @@ def outer_method(run: SwarmRunConfig, slow: SlowWeights) -> OuterMethod:
             return Decoupled(slow, run.outer)
         case LocalConfig():
             return Local(slow)
+
+
+def vector_names(run: SwarmRunConfig) -> tuple[str, ...]:
+    """Of a peer's outer state (training/outer_state.py). Each vector has the model's size."""
+    momentum = () if isinstance(run.outer, LocalConfig) else ("momentum",)
+    return ("phi", *momentum, *(("kept",) if run.exchange.feedback else ()))

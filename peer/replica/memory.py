@@ -19,11 +19,12 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from peer.config.methods import DiLoCoConfig, LocalConfig
+from peer.config.methods import DiLoCoConfig
 from peer.config.schema import PeerConfig, RunConfig
 from peer.device.accelerator import pick_device, wants_bf16
 from peer.device.copies import has_streams
 from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes, device_memory, shares_host_memory
+from peer.outer.method import vector_names
 from peer.outer.noloco import most_coming
 from peer.replica import model
 from peer.replica.inner_loop import batch_loss
@@ -58,7 +59,7 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
     moments = 4 * moment_count(outline, run.inner)
     shard, slack = -(-weights // ranks), allocator_slack(device)
     step = step_bytes(run, peer, autocast=bf16, ranks=ranks)
-    vector = _host_bytes(weights // 4, pinned)
+    vector, vectors = _host_bytes(weights // 4, pinned), vector_names(run)
     on_device = {
         "weights": shard,
         "gradients": 0 if offload else shard,
@@ -81,8 +82,8 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
     on_host = {
         "slow_weights": weights if ranks > 1 else vector,
         "window": min(4 * WINDOW_ELEMENTS, weights) if ranks > 1 else 0,
-        "momentum": 0 if isinstance(run.outer, LocalConfig) else weights,
-        "kept": weights if run.exchange.feedback else 0,
+        "momentum": weights if "momentum" in vectors else 0,
+        "kept": weights if "kept" in vectors else 0,
         "swap_buffer": swap_bytes(weights // 4)
         if run.exchange.overlap
         else weights * (1 + isinstance(run.outer, DiLoCoConfig)),

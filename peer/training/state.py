@@ -17,6 +17,7 @@ from peer.data.batches import BatchStream
 from peer.device.accelerator import random_state, set_random_state
 from peer.outer.method import OuterMethod
 from peer.replica.inner_loop import InnerLoop
+from peer.replica.model import parameter_count
 from peer.training.checkpoint import NEW_RUN_ADVICE, PUSH_COPIES, UNTRAINED_PART, WEIGHTS_PART, Saved, Tensors
 from peer.training.outer_state import OuterState
 
@@ -46,20 +47,13 @@ class PeerState(OuterState):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint: the model, the vectors of the outer step and the optimizer's moments, fp32."""
-        others = len(self.saved_vectors()) * self.outer.slow.numel + self.inner.moment_count
-        return self._model_bytes + 4 * others
+        """Size of a checkpoint."""
+        return saved_bytes(self.inner.model, len(self.saved_vectors()), self.inner.moment_count)
 
     @property
     def push_bytes(self) -> int:
         """What a push keeps on the disk while it runs."""
-        return PUSH_COPIES * self._model_bytes
-
-    @property
-    def _model_bytes(self) -> int:
-        """θ in fp32, and what is not trained."""
-        untrained = sum(value.nbytes for value in untrained_tensors(self.inner.model).values())
-        return 4 * self.outer.slow.numel + untrained
+        return PUSH_COPIES * saved_bytes(self.inner.model)
 
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
         """A checkpoint's files by name, with live tensors where possible; sharded weights come one file at a time."""
@@ -137,6 +131,14 @@ class PeerState(OuterState):
     def forget(self) -> None:
         """Reset the inner optimizer."""
         self.outer.slow.take_moments(self.inner.optimizer, {})
+
+
+def saved_bytes(model: nn.Module, vectors: int = 0, moments: int = 0) -> int:
+    """Size of the model, θ in fp32 and what is not trained; of a checkpoint with so many ``vectors`` of the outer step,
+    and with ``moments``: the number of all elements that the optimizer keeps.
+    """
+    untrained = sum(value.nbytes for value in untrained_tensors(model).values())
+    return 4 * ((1 + vectors) * parameter_count(model) + moments) + untrained
 
 
 def untrained_tensors(model: nn.Module) -> Tensors:

@@ -16,8 +16,9 @@ from peer.device.copies import has_streams
 from peer.device.memory import device_memory, shares_host_memory
 from peer.errors import RunError, UserError
 from peer.hub.push import rights
+from peer.outer.method import vector_names
 from peer.replica.memory import GPU_MEMORY, TIGHT_SHARE, estimate, room
-from peer.replica.model import outline, parameter_count, parameters_of
+from peer.replica.model import outline, parameters_of
 from peer.replica.offload import may_offload
 from peer.replica.optimizer import moment_count
 from peer.replica.pretrained_tokenizer import compare
@@ -25,8 +26,8 @@ from peer.replica.sharded import launch
 from peer.swarm.state_transfer.donor import CLIENTS
 from peer.training.checkpoint import PUSH_COPIES, disk_room
 from peer.training.run_folder import is_used
+from peer.training.state import saved_bytes
 
-CHECKPOINT_VECTORS = 3  # θ, φ, δ, as in training/state.py; the optimizer's moments are counted apart
 GIB = 2**30
 
 
@@ -92,10 +93,8 @@ def disk(config: Config) -> Iterator[Finding]:
     folder = config.run.dir.absolute()
     there = next(it for it in (folder, *folder.parents) if it.exists())
     network = outline(config.run)
-    parameters = parameter_count(network)
-    elements = CHECKPOINT_VECTORS * parameters + moment_count(network, config.run.inner)
-    each, keep = 4 * elements, config.peer.checkpoint.keep
-    pushed = 0 if config.peer.push is None else PUSH_COPIES * 4 * parameters
+    each = saved_bytes(network, len(vector_names(config.run)), moment_count(network, config.run.inner))
+    keep, pushed = config.peer.checkpoint.keep, 0 if config.peer.push is None else PUSH_COPIES * saved_bytes(network)
     needed = each * (keep + 1) + pushed
     if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
         yield fail("disk", f"cannot write to {there}", "set run.dir to a folder of yours")

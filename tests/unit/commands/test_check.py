@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.commands import cli
@@ -23,12 +24,16 @@ from peer.commands.check.members import spoken, unlike_protocols
 from peer.commands.check.reach import reachability
 from peer.config.load import load
 from peer.config.schema import Config
+from peer.data import corpus
+from peer.outer.method import vector_names
 from peer.p2p.admission.invitation import INVITED_KEY, Owner, accept, invite
 from peer.p2p.reachability.decide import View
 from peer.p2p.reachability.dialback import Answer, Heard
+from peer.process import LoopContext
 from peer.replica import memory
 from peer.replica.memory import estimate
 from peer.swarm.state_transfer.donor import CLIENTS
+from peer.training import replica
 from tests.unit.hub.server import Hub
 
 
@@ -158,6 +163,33 @@ def test_old_checkpoints_are_room_for_new_ones(
         old.mkdir(parents=True)
         (old / "model.safetensors").write_bytes(bytes(20 * 2**20))
     assert levels(training.disk(full)) == ["ok"]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("run.outer.name=noloco",),
+        ("run.outer.name=diloco",),
+        ("run.outer.name=diloco", "run.exchange.codec=int2"),
+        ("run.outer.name=decoupled",),
+        ("run.outer.name=local",),
+        ("run.inner.optimizer=muon",),
+    ],
+    ids=["noloco", "diloco", "int2", "decoupled", "local", "muon"],
+)
+def test_the_disk_needs_what_the_checkpoints_of_the_method_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]
+) -> None:
+    """With int2 it was ok on a disk on which the training then refused to begin."""
+    small = config(f"run.dir={tmp_path}", "peer.device=cpu", "run.model.layers=1", "peer.checkpoint.keep=1", *sets)
+    text = corpus.load(small.run.data)
+    state = replica.replica(small, text.train, stream=1, device=torch.device("cpu"), context=LoopContext())
+    assert vector_names(small.run) == tuple(state.saved_vectors())
+    usage = shutil.disk_usage(tmp_path)
+    for missing, level in ((0, "ok"), (1, "fail")):  # bytes of those of one that is kept, and of one more
+        free = 2 * state.checkpoint_bytes - missing
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        assert levels(training.disk(small)) == [level], missing
 
 
 def test_memory_that_is_short_only_while_newcomers_are_served_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
