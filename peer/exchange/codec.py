@@ -31,7 +31,6 @@ class Codec(ABC):
 
     sends: CodecName  # the codec of the next parts; not always the configured one
     understands: tuple[CodecName, ...]  # the codecs that this peer can decode
-    learns = False  # it needs the changes of parts; else :meth:`learn` does nothing
 
     @abstractmethod
     def encode(self, start: int, part: Tensor) -> bytes:

@@ -56,8 +56,6 @@ CHECK_WEIGHTS = torch.from_numpy(np.array([pow(10368889, place, PRIME) for place
 class Modulo(Codec):
     """:class:`peer.exchange.codec.Codec` for 8 or 4 bits an element."""
 
-    learns = True
-
     def __init__(self, name: Literal["int8", "int4"], numel: int) -> None:
         self._name: CodecName = name
         self.sends, self.understands = self._name, (name, "fp16")

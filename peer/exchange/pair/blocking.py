@@ -46,11 +46,8 @@ class PairExchange(PairProtocol):
 
         def encode(start: int, stop: int) -> bytes:
             part, change = room[: stop - start], room_of_change[: stop - start]
-            if self.codec.learns:
-                own.read_both(start, part, change)
-                return self.codec.encode_changed(start, part, change)
-            own.read(start, part)
-            return self.codec.encode(start, part)
+            own.read_both(start, part, change)
+            return self.codec.encode_changed(start, part, change)
 
         borders = parts(own.numel)
         for first in range(0, len(borders), TOGETHER):
