@@ -38,6 +38,7 @@ from peer.rounds.types import Newest, Outcome, Reason, Verdict
 
 CLIP = 1.5  # times the usual distance; with 2.0 two hostile peers of eight drive the others apart without limit
 FURTHEST = 4.0  # times ‖βΔ‖: honest partners were up to 3.9 apart
+ROUNDING = 1e-6  # times ‖s‖: a change that is not longer is what fp32 leaves between θ and φ, and no training
 COMMON = 0.1  # least cosine of two contributions that have something in common
 LEAST_SHARE, MOST_SHARE = 0.1, 0.5  # of a partner in a mean weighted by tokens
 RECENT_PARTNERS = 15
@@ -73,9 +74,9 @@ class Guard:
     def reach(self, start: int, change: float) -> float:
         """How far a partner may be in the part that begins at element ``start``.
 
-        ``change``: this peer's own ‖βΔ‖ of it. A newcomer without inner steps has none, or one of rounding, and has met
-        nobody: it knows no distance by which to judge, so it takes nothing at its first boundary. After the run's last
-        inner step nobody has a change, and partners are as far away as they were.
+        ``change``: this peer's own ‖βΔ‖ of it. A newcomer without inner steps has none, and has met nobody: it knows no
+        distance by which to judge, so it takes nothing at its first boundary. After the run's last inner step nobody
+        has a change, and partners are as far away as they were.
         """
         met = self._partners.values()
         lengths = [change, *((self._change if change else then) * it.get(start, 0.0) for then, it in met)]
@@ -130,9 +131,11 @@ class Judgement:
         """
         self.seen += own.numel()
         self.unresolved += unresolved
-        self.own += square(own)
+        length, apart, changed = square(own), square(theirs - own), square(change)
+        if changed <= ROUNDING**2 * length:  # the swap before may have opened this part after the last inner step
+            changed = 0.0
+        self.own += length
         self.theirs += square(theirs)
-        apart, changed = square(theirs - own), square(change)
         reach = self.guard.reach(start, math.sqrt(changed))
         self.apart += apart
         self.change += changed

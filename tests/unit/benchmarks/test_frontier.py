@@ -11,7 +11,7 @@ from tests.benchmarks.convergence.frontier import CHOSEN, TUNED, WHOLE, figures,
 
 def row(label: str, share: float, loss: float, seed: int = 0) -> dict[str, Any]:
     loss_of = {"val_loss_mean": loss, "val_loss_averaged_model": loss / 1.001}
-    return {"label": label, "seed": seed, "bytes_per_peer": round(share * WHOLE), **loss_of}
+    return {"label": label, "seed": seed, "replicas": 8, "bytes_per_peer": round(share * WHOLE[8]), **loss_of}
 
 
 def test_the_best_of_what_sends_no_more_counts() -> None:
@@ -35,5 +35,7 @@ def test_both_methods_have_as_many_settings_and_points() -> None:
     by_method = [sum(it.method == method for it in tuning()) for method in CHOSEN]
     assert by_method[0] == by_method[1] > 0
     assert {len(chosen) for chosen in CHOSEN.values()} == {4} and TUNED.keys() == CHOSEN.keys()
-    labels = [(it.label, it.seed) for it in frontier_cases()]
-    assert len(set(labels)) == len(labels) == 2 * 2 * 2 * 4
+    for replicas in WHOLE:
+        cases = frontier_cases(replicas=replicas)
+        assert len({(it.label, it.seed) for it in cases}) == len(cases) == 2 * 2 * 2 * 4
+        assert {it.replicas * it.steps for it in cases} == {10_000}

@@ -168,12 +168,17 @@ def test_usual_is_the_median_of_the_recent_partners_in_units_of_the_own_change()
     assert taken(guard, 70.0, partner="D") == pytest.approx(22.5, rel=1e-4)
 
 
-def test_after_the_last_inner_step_partners_are_taken_that_are_as_far_away_as_before_and_no_further() -> None:
-    """There is no change of one's own then, and the last one was that of a short phase."""
+@pytest.mark.parametrize("rounding", [0.0, 1e-5])
+def test_after_the_last_inner_step_partners_are_taken_that_are_as_far_away_as_before_and_no_further(
+    rounding: float,
+) -> None:
+    """There is no change of one's own then, and the last one was that of a short phase. In the first swap it may be
+    what rounding has left: that was the unit by which the next partners were taken to a millionth.
+    """
     guard = Guard()
     for number in range(5):
         taken(guard, 3.0, partner=f"P{number}")
-    last = [(0.1, 3.0, 1.5), *[(0.0, 3.0, 1.5)] * 5, (0.0, 90.0, 2.25)]
+    last = [(0.1, 3.0, 1.5), (rounding, 3.0, 1.5), *[(0.0, 3.0, 1.5)] * 5, (0.0, 90.0, 2.25)]
     for number, (change, distance, moved) in enumerate(last):
         own, theirs = apart(distance, change)
         mean = theirs.all()
