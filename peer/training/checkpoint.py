@@ -15,9 +15,9 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ UNTRAINED_PART = "untrained"  # the model's frozen parameters and persistent buf
 MODEL_PARTS = (WEIGHTS_PART, UNTRAINED_PART)  # what an export reads, and so a push
 MODEL_FILES = (STATE, *(f"{part}.safetensors" for part in MODEL_PARTS))
 PUSH_COPIES = 2  # of the model on the disk while a push runs: that of the checkpoint, and the exported one in fp32
+NAMES_OF_OPEN_FILES = Path("/proc/self/fd")  # of this process, by number; macOS has none
 LATEST = "latest"
 TEMPORARY = ".tmp-"
 BEFORE = "-before"  # suffix of a checkpoint that a new one of the same step replaces
@@ -51,11 +52,14 @@ NEW_RUN_ADVICE = (
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint after its load: ``tensors`` by file (model, untrained, optimizer, outer), on the host."""
+    """A checkpoint after its load: ``tensors`` by file (model, untrained, optimizer, outer), on the host. ``files``:
+    as in :func:`load`.
+    """
 
     path: Path
     state: dict[str, Any]
     tensors: dict[str, Tensors]
+    files: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -172,16 +176,16 @@ class Checkpoints:
         self,
         usable: Callable[[dict[str, Any]], str] = lambda state: "",
         parts: Collection[str] | None = None,
-        held: Path | None = None,
+        held: ExitStack | None = None,
     ) -> Saved | None:
         """The newest undamaged checkpoint. ``usable`` returns why it cannot be used, which raises :class:`UserError`.
 
-        ``parts``: as in :func:`load`. ``held``: as in :func:`hold_model`, for a reader beside the peer.
+        ``parts``: as in :func:`load`. ``held``: as in :func:`keep_open`, for a reader beside the peer.
         """
         self._put_back()
         for path in reversed(self.all()):
             try:
-                saved = load(path if held is None else hold_model(path, held), parts)
+                saved = load(path, parts, {} if held is None else keep_open(path, held))
             except (OSError, ValueError, KeyError) as error:
                 log.warning("checkpoint %s is damaged, trying an older one: %s", path, error)
                 continue
@@ -226,12 +230,13 @@ def _size(folder: Path) -> int:
     return size
 
 
-def load(path: Path, parts: Collection[str] | None = None) -> Saved:
-    """Read and verify one checkpoint, or only the files ``parts``.
+def load(path: Path, parts: Collection[str] | None = None, files: Mapping[str, Path] | None = None) -> Saved:
+    """Read and verify one checkpoint, or only the files ``parts``. ``files``: those of :func:`keep_open`.
 
     Raises ``ValueError``, ``KeyError`` or ``OSError`` when it is damaged.
     """
-    whole = json.loads((path / STATE).read_text(encoding="utf-8"))
+    files = files or {}
+    whole = json.loads(files.get(STATE, path / STATE).read_text(encoding="utf-8"))
     state = whole.get("state") if isinstance(whole, dict) else None
     if not isinstance(state, dict) or whole.get("digest") != _seal(state):
         raise ValueError(f"{STATE} does not match its digest")
@@ -240,17 +245,30 @@ def load(path: Path, parts: Collection[str] | None = None) -> Saved:
         part = name.removesuffix(".safetensors")
         if parts is not None and part not in parts:
             continue
-        if _digest(path / name) != digest:
+        file = files.get(name, path / name)
+        if _digest(file) != digest:
             raise ValueError(f"{name} does not match its digest")
-        tensors[part] = load_file(path / name)
+        tensors[part] = load_file(file)
     if missing := set(parts or ()) - tensors.keys() - {UNTRAINED_PART}:
         raise ValueError(f"it has no {', '.join(sorted(missing))}")
-    return Saved(path, state, tensors)
+    return Saved(path, state, tensors, files)
+
+
+def keep_open(checkpoint: Path, held: ExitStack) -> dict[str, Path]:
+    """Where the model's files of a checkpoint can be read until the end of ``held``, though newer checkpoints replace
+    it. Open files leave nothing on the disk when this process is killed. Where a system has none by name: nothing.
+    """
+    files = {}
+    for name in MODEL_FILES if NAMES_OF_OPEN_FILES.exists() else ():
+        with suppress(OSError):  # it has nothing untrained; or the one who reads it says what is wrong
+            opened = held.enter_context((checkpoint / name).open("rb"))
+            files[name] = NAMES_OF_OPEN_FILES / str(opened.fileno())
+    return files
 
 
 def hold_model(checkpoint: Path, folder: Path) -> Path:
-    """Links in ``folder`` to the checkpoint's files, which stay when newer checkpoints replace it: only to those of the
-    model, for their bytes stay too. On a file system without links, the checkpoint itself.
+    """Links in ``folder`` to the checkpoint's files, which another process reads though newer checkpoints replace it:
+    only to those of the model, for their bytes stay too. On a file system without links, the checkpoint itself.
     """
     held = folder / checkpoint.name
     try:

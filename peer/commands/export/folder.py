@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,6 @@ def require_free(out: Path) -> None:
     """Raise :class:`UserError` when ``out`` is a file or has files in it: nothing is overwritten."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} is there already; choose another name, or move it away")
-
-
-@contextmanager
-def held_beside(out: Path) -> Iterator[Path]:
-    """A folder for links to what is exported, which is removed at the end."""
-    held = out.absolute().with_name(f".tmp-{out.name}-checkpoints")
-    shutil.rmtree(held, ignore_errors=True)  # of a command that was killed
-    try:
-        yield held
-    finally:
-        shutil.rmtree(held, ignore_errors=True)
 
 
 def write(

@@ -6,7 +6,8 @@ between two outer steps; its θ includes inner steps that φ has not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from peer.training.checkpoint import (
     Checkpoints,
     Saved,
     Tensors,
-    hold_model,
+    keep_open,
     load,
 )
 
@@ -37,8 +38,8 @@ class ExportSource:
     """One peer's checkpoint. ``partners``: the names of the peers that it has merged with."""
 
     peer: str
-    path: Path  # of the checkpoint, in words
-    files: Path  # where it is read: links to it, or itself
+    path: Path
+    files: Mapping[str, Path]  # by name, where they stay readable
     step: int
     tokens: int
     config: str  # digest of the run's configuration
@@ -56,12 +57,13 @@ class ExportSource:
         return _load(self.path, self.files, (UNTRAINED_PART,)).tensors.get(UNTRAINED_PART, {})
 
 
-def find(paths: Sequence[Path], held: Path) -> list[ExportSource]:
+def find(paths: Sequence[Path], held: ExitStack) -> list[ExportSource]:
     """The checkpoints that ``paths`` name. Raises :class:`UserError` unless whole, different and of one run.
 
-    They are read in the folder ``held``, because a peer that trains removes its older ones.
+    They stay readable until the end of ``held``, because a peer that trains removes its older ones.
     """
-    sources = [_source(*_checkpoint(path, held / str(index))) for index, path in enumerate(paths)]
+    named = {path: keep_open(path, held) for path in paths if (path / STATE).is_file()}  # all before one is read
+    sources = [_source(_load(path, named[path]) if path in named else _newest(path, held)) for path in paths]
     first = sources[0]
     for index, source in enumerate(sources):
         if any(other.path.resolve() == source.path.resolve() for other in sources[:index]):
@@ -75,14 +77,12 @@ def find(paths: Sequence[Path], held: Path) -> list[ExportSource]:
     return sources
 
 
-def _checkpoint(path: Path, held: Path) -> tuple[Path, Saved]:
-    """A checkpoint's own folder, or the newest one of a peer, and what was read of it in ``held``."""
-    if (path / STATE).is_file():
-        return path, _load(path, hold_model(path, held))
+def _newest(path: Path, held: ExitStack) -> Saved:
+    """The newest checkpoint of a peer."""
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     saved = Checkpoints(folder, keep=1).newest(parts=MODEL_PARTS, held=held) if folder.is_dir() else None
     if saved is not None:
-        return folder / saved.path.name, saved
+        return saved
     if any(folder.glob("step_*")):
         raise UserError(f"{folder}: every checkpoint in it is damaged")
     peers = sorted(str(it.parent) for it in path.glob("*/checkpoints")) if path.is_dir() else []
@@ -91,15 +91,15 @@ def _checkpoint(path: Path, held: Path) -> tuple[Path, Saved]:
     raise UserError(f"{path}: no checkpoint here; name a folder step_NNN, a peer's folder, or its checkpoints")
 
 
-def _load(path: Path, files: Path, parts: Sequence[str] = MODEL_PARTS) -> Saved:
+def _load(path: Path, files: Mapping[str, Path], parts: Sequence[str] = MODEL_PARTS) -> Saved:
     try:
-        return load(files, parts)
+        return load(path, parts, files)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path} is damaged: {error}; take another checkpoint of this peer") from None
 
 
-def _source(path: Path, saved: Saved) -> ExportSource:
-    state = saved.state
+def _source(saved: Saved) -> ExportSource:
+    path, state = saved.path, saved.state
     origin: Any = state.get("origin")
     try:
         run = RunConfig.model_validate(origin["run"])
@@ -115,7 +115,7 @@ def _source(path: Path, saved: Saved) -> ExportSource:
     return ExportSource(
         peer=home.name,
         path=path,
-        files=saved.path,
+        files=saved.files,
         step=step,
         tokens=tokens,
         config=config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def export(
 
     logging.disable_progress_bar()
     folder.require_free(out)
-    with folder.held_beside(out) as held:
+    with ExitStack() as held:
         found = sources.find(checkpoints, held)
         if push_to is not None:
             yield rights(push_to.name, push_to.private)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 import shutil
 from collections.abc import Callable
@@ -256,39 +257,57 @@ def test_on_a_gpu_without_room_the_cpu_evaluates(
         main(["export", str(homes[0]), str(tmp_path / "another")])
 
 
-@pytest.mark.parametrize("path", ["alice", "alice/checkpoints/step_00000006"])
+def open_files(folder: Path) -> list[str]:
+    numbers = (Path("/proc/self/fd", it) for it in os.listdir("/proc/self/fd"))  # noqa: PTH208
+    names = (str(it.readlink()) for it in numbers if it.is_symlink())  # that of the listing is gone
+    return [it for it in names if it.startswith(str(folder))]
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["alice"],
+        ["alice/checkpoints/step_00000006"],
+        ["alice/checkpoints/step_00000006", "bob/checkpoints/step_00000006"],
+        ["elsewhere/step_00000006", "elsewhere/of-bob"],  # copied by hand
+    ],
+)
 def test_newer_checkpoints_of_a_peer_that_trains_replace_the_exported_one(
-    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    paths: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was called damaged, in the middle of the work."""
-    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    """It was called damaged, in the middle of the work, also with OUT on another file system; and of several those that
+    were not read yet.
+    """
+    homes = [saved(tmp_path, name, trained(config(tmp_path), stream)) for stream, name in enumerate(("alice", "bob"))]
+    checkpoints = [home / "checkpoints" / "step_00000006" for home in homes]
+    for checkpoint_, copy in zip(checkpoints, ("step_00000006", "of-bob"), strict=True):
+        shutil.copytree(checkpoint_, tmp_path / "elsewhere" / copy)
+    there = set(tmp_path.rglob("*"))
 
     def digest_of(file: Path) -> str:
-        shutil.rmtree(home / "checkpoints" / "step_00000006", ignore_errors=True)
+        for path in (*checkpoints, *(tmp_path / "elsewhere").iterdir()):
+            shutil.rmtree(path, ignore_errors=True)
+        assert set(tmp_path.rglob("*")) < there, "a killed command leaves files"
         return whole(file)
 
     whole = checkpoint._digest
+    monkeypatch.setattr("os.link", Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
     monkeypatch.setattr(checkpoint, "_digest", digest_of)
-    code, said = export(capsys, tmp_path / path, tmp_path / "out", "--no-evaluate")
-    assert code == 0 and f"{home / 'checkpoints' / 'step_00000006'}: step 6" in said, said
-    assert not list((home / "checkpoints").glob("step_*")) and not list(tmp_path.glob(".tmp-*"))
-    assert "1 exported, 2 seen by them" in (tmp_path / "out" / "README.md").read_text()  # rounds.jsonl is no link
+    code, said = export(capsys, *(tmp_path / path for path in paths), tmp_path / "out", "--no-evaluate")
+    assert code == 0 and f"{tmp_path / paths[-1]}" in said and said.count(": step 6") == len(paths), said
+    assert not list((tmp_path / "alice" / "checkpoints").glob("step_*")) and not list(tmp_path.glob(".tmp-*"))
+    if paths == ["alice"]:
+        assert f"{checkpoints[0]}: step 6" in said
+        assert "1 exported, 2 seen by them" in (tmp_path / "out" / "README.md").read_text()
+    assert not open_files(tmp_path), "they would keep their bytes on the disk while the model is pushed"
 
 
-@pytest.mark.parametrize("works", [False, True])
-def test_a_file_system_without_links_is_read_itself(
-    works: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_system_without_proc_reads_the_checkpoint_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    links = iter([works])  # the first one may, as on a disk that gets full
-
-    def link(source: Path, target: Path) -> None:
-        if not next(links, False):
-            raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    monkeypatch.setattr("os.link", link)
-    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
-    assert export(capsys, home, tmp_path / "out", "--no-evaluate")[0] == 0
-    assert not list(tmp_path.glob(".tmp-*"))
+    monkeypatch.setattr(checkpoint, "NAMES_OF_OPEN_FILES", tmp_path / "none")
+    homes = [saved(tmp_path, name, trained(config(tmp_path), 1)) for name in ("alice", "bob")]
+    assert export(capsys, *homes, tmp_path / "out", "--no-evaluate")[0] == 0
 
 
 def _flip(home: Path) -> None:

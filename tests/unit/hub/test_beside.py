@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -186,6 +187,21 @@ def test_a_push_ends_when_its_peer_is_killed(hub: Hub, tmp_path: Path, caplog: p
     assert process._process.wait(PATIENCE) == -15
     pusher.look()
     assert caplog.messages[0].endswith("training goes on: ended by signal 15")
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_on_a_file_system_without_links_the_checkpoint_itself_is_read(
+    works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = iter([works])  # the first one may, as on a disk that gets full
+
+    def link(source: Path, target: Path) -> None:
+        if not next(links, False):
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", link)
+    checkpoint = saved(tmp_path, "alice", trained(config(tmp_path), 1)) / "checkpoints" / "step_00000006"
+    assert hold_model(checkpoint, tmp_path / "push") == checkpoint
 
 
 def test_a_disk_that_is_full_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
