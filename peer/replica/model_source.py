@@ -84,14 +84,20 @@ def weight_files(folder: Path, settings: AutoModel) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def generation_settings(settings: AutoModel) -> dict[str, Any] | None:
-    """How the pre-trained source generates: its end tokens, its sampling. ``None`` if no file says so."""
-    content: Any = None
-    if settings.pretrained:
-        path = locate(settings) / GENERATION_FILE
-        with suppress(OSError, ValueError, RecursionError):  # transformers does without such a file too
-            content = json.loads(path.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else None
+def generation_settings(settings: AutoModel) -> dict[str, Any]:
+    """How a pre-trained source generates: its end tokens, its sampling. As transformers, it takes them from config.json
+    where no file of their own says so. They are read from files because an outline has none of the source's.
+    """
+    from transformers import GenerationConfig
+
+    folder = locate(settings)
+    with suppress(OSError, ValueError, RecursionError):
+        if isinstance(content := json.loads((folder / GENERATION_FILE).read_text(encoding="utf-8")), dict):
+            return content
+    # not AutoConfig: it drops the sampling that an older config.json has
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(GenerationConfig.from_model_config(config).to_json_string(ignore_metadata=True))
+    return found
 
 
 def files_digest(folder: Path, settings: AutoModel) -> str:

@@ -62,6 +62,7 @@ def origin(run: RunConfig, network: nn.Module) -> dict[str, Any]:
         "run": run.model_dump(mode="json"),
         "architecture": json.loads(network.config.to_json_string(use_diff=False)),  # type: ignore[operator, union-attr]
     }
-    if isinstance(run.model, AutoModel) and (generation := generation_settings(run.model)) is not None:
-        found["generation"] = generation
+    generates = getattr(network, "generation_config", None) is not None  # a class of its own may not
+    if isinstance(run.model, AutoModel) and run.model.pretrained and generates:
+        found["generation"] = generation_settings(run.model)
     return found

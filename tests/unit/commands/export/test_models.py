@@ -191,8 +191,27 @@ def test_a_peer_of_several_ranks_keeps_the_sources_generation(theirs: dict[str, 
     run = config(tmp_path, model=llama(tmp_path / "source", **theirs)).run
     assert origin(run, outline(run))["generation"] == theirs
     assert origin(run, outline(run)) == origin(run, build(run))
-    (tmp_path / "source" / "generation_config.json").unlink()
-    assert "generation" not in origin(run, outline(run)) and origin(run, outline(run)) == origin(run, build(run))
+
+
+def test_a_source_without_a_file_for_generation_has_the_settings_of_its_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It lost its end tokens: its exports had those of the run's tokenizer alone."""
+    settings, source = config(tmp_path, model=llama(tmp_path / "source")), tmp_path / "source"
+    (source / "generation_config.json").unlink()
+    older = {"eos_token_id": [10, 11], "pad_token_id": 0, "top_p": 0.9}  # versions before 5 had its sampling there
+    kept = {**older, "bos_token_id": 1, "use_cache": False}
+    content = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**content, **kept}))
+    assert origin(settings.run, outline(settings.run))["generation"] == kept
+    network = build(settings.run)
+    assert origin(settings.run, outline(settings.run)) == origin(settings.run, network)
+    theirs: Any = network.generation_config
+    assert json.loads(theirs.to_json_string(ignore_metadata=True)) == kept
+    code, said = export(capsys, saved(tmp_path, "alice", trained(settings, 1)), tmp_path / "out", "--no-evaluate")
+    assert code == 0, said
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert written == {**kept, "eos_token_id": [10, 11, 256], "use_cache": True}
 
 
 def test_what_transformers_does_not_save_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,6 +236,8 @@ def test_a_class_without_generation_is_exported(tmp_path: Path, capsys: pytest.C
     network = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
     assert network.get_buffer("seen") == 6
     assert same(network, state)
+    run = config(tmp_path, model={**own_class(tmp_path / "pretrained"), "pretrained": True}).run
+    assert "generation" not in origin(run, outline(run))
 
 
 def test_an_error_leaves_no_temporary_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
