@@ -5,10 +5,10 @@ hostile one can double the loss within the distance that honest peers need. The 
 at no cost. A batch of unusual text shows the same, so the loss with and without the merge decides, on the same
 validation batches, where there are any. In a program's own loop there are none, and one batch may have no finite loss
 and do no harm (all its labels are masked), so only two in succession count, and none where the phase before had one
-too. The outer step is linear in the mean, so until the next boundary the merge can be undone: its corrections are
-subtracted from θ, φ and δ (:meth:`NoLoCo.amend`). After a jump θ becomes φ in the corrected parts, so what was trained
-there since their outer step is dropped. Where no loss jumps and the validation batches decide before the next merge
-(:meth:`Rollback.judge_before_next`), it remains.
+too, except by a merge that was undone. The outer step is linear in the mean, so until the next boundary the merge can
+be undone: its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`). After a jump θ becomes φ in the
+corrected parts, so what was trained there since their outer step is dropped. Where no loss jumps and the validation
+batches decide before the next merge (:meth:`Rollback.judge_before_next`), it remains.
 
 All losses are in nats a token. NaN is above everything, so "above" is written ``not … <=`` here.
 """
@@ -55,7 +55,7 @@ class Trial:
     applied: int  # the inner step at which the last correction was applied
     merge: Averaged | None  # ``None`` while the swap runs
     judged: int = 0  # the inner step of the last loss that was judged
-    broken: bool = False  # the last loss was not finite
+    broken: int = 0  # so many of the last losses were not finite
     usually_broken: bool = False  # a loss of the phase before was not finite: another one says nothing of it
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGES))
     arriving: deque[tuple[int, Copied]] = field(default_factory=deque)  # inner steps and their losses
@@ -71,15 +71,19 @@ class Rollback:
         self._recent: deque[InnerReport] = deque()
         self.trial: Trial | None = None  # the last merge, while it may be undone
         self._at_rest = False
-        self._broken = 0.0  # the share of the last phase's losses that were not finite
+        self._broken = 0.0  # the share of the last phase's losses that were not finite, without:
+        self._excused = 0  # at most so many in this phase, by a merge that was undone
         self._replaced = state.replaced  # of the weights that all this is of
         self._known: Sequence[float] | None = None  # what ``sample`` gives for the current weights
 
     def trained(self, inner: InnerReport) -> None:
         """Some inner steps were made: their losses are usual."""
         self._follow()
-        if told := inner.losses + inner.broken_losses:
-            was, self._broken = self._broken, inner.broken_losses / told
+        if inner.broken_losses:
+            self.look(wait=True)  # a merge that they undo is to blame for some of them
+        broken, self._excused = max(0, inner.broken_losses - self._excused), 0
+        if told := inner.losses + broken:
+            was, self._broken = self._broken, broken / told
             if self._broken > 0.5 >= was:
                 log.warning("most losses that the program gives are not finite: they judge no merge")
         if math.isfinite(inner.loss):
@@ -156,8 +160,8 @@ class Rollback:
         if trial.merge is not None and step > trial.applied + JUDGES:  # a program may tell a loss in few of its steps
             self.trial = None
             return
-        before, trial.broken = trial.broken, not math.isfinite(loss)
-        unsaid = trial.broken and self._sample is None and (trial.usually_broken or not before)
+        trial.broken = 0 if math.isfinite(loss) else trial.broken + 1
+        unsaid = trial.broken and self._sample is None and (trial.usually_broken or trial.broken == 1)
         if math.isfinite(trial.spread) and not unsaid:  # one loss does not say how far from it others may be
             trial.judged = step
             trial.losses.append(loss)
@@ -170,7 +174,7 @@ class Rollback:
                 return
             for start, correction in trial.corrections:
                 self._state.outer.slow.write_fast(start, start + correction.numel())
-            self.trial = None
+            self.trial, self._excused = None, trial.broken + len(trial.arriving)
             self._undone(trial, detail)
         elif trial.merge is not None and step >= trial.applied + JUDGES:
             self.trial = None

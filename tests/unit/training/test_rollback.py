@@ -276,6 +276,34 @@ def test_a_loss_that_was_not_finite_before_the_merge_says_nothing_of_it(
     assert caplog.text.count("they judge no merge") == (2 * broken > STEPS)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_losses_that_are_not_finite_by_a_merge_that_was_undone_are_not_usual(
+    peer: Peer, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One such merge was undone, and each second one after it stayed. ``late``: as from an accelerator, the losses come
+    after further steps.
+    """
+    if late:
+        monkeypatch.setattr(Copied, "arrived", lambda loss, *, wait=False: wait)
+    peer.rollback.trained(phase_of(*[1.0] * STEPS))
+    for merges in range(1, 4):
+        peer.merge(torch.zeros(peer.outer.slow.numel))
+        broken = 4 if late else 2
+        for _ in range(broken):
+            peer.step_with(math.nan)
+        peer.rollback.trained(phase_of(*[math.nan] * broken, *[1.0] * (STEPS - broken)))
+        assert len(peer.undone) == merges
+
+
+def test_losses_that_stay_broken_without_the_merge_that_was_undone_blame_no_further_one(peer: Peer) -> None:
+    for _ in range(3):
+        peer.merge(torch.zeros(peer.outer.slow.numel))
+        for _ in range(STEPS):
+            peer.step_with(math.nan)
+        peer.rollback.trained(phase_of(*[1.0], *[math.nan] * STEPS))
+    assert len(peer.undone) == 1
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_after_phases_with_a_loss_that_is_not_finite_the_others_judge(peer: Peer, broken: float) -> None:
     """One of them made the mean of its phase NaN, and without a usual loss nothing was undone."""
