@@ -96,12 +96,18 @@ def rows_of(packed: bytes) -> Iterator[tuple[Any, Any, Any]]:
         code, data = msgpack.unpackb(packed, max_array_len=0, max_map_len=0)
         if code != _DICTIONARY:
             return
-        unpacker = msgpack.Unpacker(**_PLAIN)
-        unpacker.feed(data)
-        if unpacker.read_array_header() != 3:
+        frame = msgpack.Unpacker()  # it reads headers and skips, and builds nothing
+        frame.feed(data)
+
+        def plain() -> Any:
+            start = frame.tell()
+            frame.skip()
+            return msgpack.unpackb(data[start : frame.tell()], **_PLAIN)
+
+        if frame.read_array_header() != 3:
             return
-        unpacker.skip(), unpacker.skip()  # its size and its expiration
-        for _ in range(unpacker.read_array_header()):
-            if unpacker.read_array_header() != 3:
+        frame.skip(), frame.skip()  # its size and its expiration
+        for _ in range(frame.read_array_header()):
+            if frame.read_array_header() != 3:
                 return
-            yield unpacker.unpack(), unpacker.unpack(), unpacker.unpack()
+            yield plain(), plain(), plain()
