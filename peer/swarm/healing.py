@@ -22,7 +22,8 @@ peer has chosen itself, and that were not new to it.
 is too high ends a run, one that is too low repeats it. A peer that has met others bounds both by its own clock. A
 member of a group of everyone, which often takes the group's position from one other member, does so too. After a split
 the weights that count are those with most contributions, and these may have fewer rounds. There it goes back as far as
-the records of most members say, if those were not in its last round.
+the records of most members with which it has ever merged say, but never behind the last merge with these. Ids that it
+has not merged with cost nothing, so their records count only before its first merge.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from typing import Protocol
 
 from peer import clock
 from peer.rounds.state import State
+from peer.rounds.types import Newest
 from peer.swarm.directory.records import MemberRecord
 
 STALE_ROUNDS = 2  # so few rounds behind, a peer keeps its own weights: a state costs as much as two swaps
 REMEMBERED_PARTNERS = 15  # as many as the guard
 MIN_DIVERGENT_SWAPS = 2  # without a merge between them, before a peer acts on them
-EARLIER_PARTNERS = 1000  # ids
+EARLIER_PARTNERS = 1000  # ids, also of members of groups
 KEPT_ROOTS = 16
 PACE_RATIO = 2  # times its own pace, a peer believes, was that of the others since it began
 
@@ -91,7 +93,7 @@ class Origin:
     def __init__(self) -> None:
         self.root, self.since, self._step, self._time = "", 0, 0, clock.monotonic()
         self._alone = self._others_no_better = self._met = False
-        self._merged_with: frozenset[str] = frozenset()  # ids of the members in its last merge of everyone
+        self._merged_at = Newest[tuple[int, int]](EARLIER_PARTNERS)  # round and step of the last merge of everyone
         self._roots: tuple[str, ...] = (self.root,)  # that these weights had, and have: the newest last
 
     def note(self, *, alone: bool, taken: bool, round: int, step: int, root: str) -> None:
@@ -99,7 +101,8 @@ class Origin:
         its weights are fresh.
         """
         self.root, self.since, self._alone, self._others_no_better, self._met = root, round, alone, False, taken
-        self._step, self._time, self._roots, self._merged_with = step, clock.monotonic(), (root,), frozenset()
+        self._step, self._time, self._roots = step, clock.monotonic(), (root,)
+        self._merged_at.clear()
 
     def bounds(self, round: int, step: int, inner_steps: int, phase_seconds: float | None) -> PositionBounds:
         """Where this peer, now at ``round`` and ``step``, can be put by others: not back, and not beyond what they can
@@ -115,28 +118,30 @@ class Origin:
     def with_group(self, round: int, step: int, members: Collection[str]) -> None:
         """It has merged at this position with its group, which has these ``members``."""
         self.since, self._step, self._time, self._met = round, step, clock.monotonic(), True
-        self._merged_with = frozenset(members)
+        for peer_id in members:
+            self._merged_at[peer_id] = round, step
 
     def group_bounds(
         self, others: Sequence[MemberRecord], usual: float, inner_steps: int, phase_seconds: float | None
     ) -> PositionBounds:
-        """Where its group can be: not behind the position of their last merge, or, as after a split, of most ``others``
-        if these are behind it; its step not beyond what :meth:`bounds` says, or the phase after what is ``usual``:
-        where the group waited for this peer, it is faster without it.
+        """Where its group can be: not behind the position of their last merge, or, as after a split, of most of the
+        ``others`` that it has merged with, if these are behind it; its step not beyond what :meth:`bounds` says, or the
+        phase after what is ``usual``: where the group waited for this peer, it is faster without it.
         """
         bounds = self.bounds(self.since, self._step, inner_steps, phase_seconds)
         last = bounds.rounds[0], bounds.steps[0]
-        reached = [last, *(self._reached(it, last, inner_steps) for it in others)]
+        known = [it for it in others if it.peer_id in self._merged_at or not self._merged_at]
+        reached = [last, *(self._reached(it, inner_steps) for it in known)]
         round, step = map(median_low, zip(*reached, strict=True))
         steps = min(step, last[1]), max(bounds.steps[1], usual + inner_steps)
         return PositionBounds((min(round, last[0]), math.inf), steps)
 
-    def _reached(self, record: MemberRecord, last: tuple[float, float], inner_steps: int) -> tuple[float, float]:
-        """The last boundary of a member, at least. Who was in the ``last`` merge has been there, however old its record
-        is: else one member could give the group's position as that of some seconds ago, again and again.
+    def _reached(self, record: MemberRecord, inner_steps: int) -> tuple[int, int]:
+        """The last boundary of a member, at least. It has been at that of its last merge with this peer, however old
+        its record is: else one member could give the group's position as that of some seconds ago, again and again.
         """
-        said = record.round, record.step - inner_steps
-        return (max(said[0], last[0]), max(said[1], last[1])) if record.peer_id in self._merged_with else said
+        round, step = self._merged_at.get(record.peer_id, (0, 0))
+        return max(record.round, round), max(record.step - inner_steps, step)
 
     def met(self, root: str) -> None:
         """It has met a peer with this root; their weights will be averaged."""

@@ -210,7 +210,8 @@ def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatc
 
 class Grouped:
     """A member of a group of ``others`` that has merged with them at round 200, ``ago`` inner phases ago; with the
-    first of them only while ``apart`` are in the other part of a split.
+    first of them only while ``apart`` are in the other part of a split, with which it has merged at round 100. It has
+    never met the last of them, which are ``unknown``.
     """
 
     def __init__(
@@ -221,13 +222,17 @@ class Grouped:
         ago: float = 1.0,
         merged: bool = True,
         apart: int = 0,
+        unknown: int = 0,
         phases_per_second: float = 0.0,
         tokens_per_step: float = 0.0,
     ):
         time, speed = Time(monkeypatch), phases_per_second * H * tokens_per_step
         own, records = Origin(), [at_round(f"m{number}", round, speed) for number, round in enumerate(others)]
         own.note(alone=False, taken=False, round=0, step=0, root="a")
-        met = [it.peer_id for it in records[: len(records) - apart]]
+        known = [it.peer_id for it in records[: len(records) - unknown]]
+        met = known[: len(known) - apart]
+        if apart:
+            own.with_group(99, 100 * H, [*known, "a"])
         progress = SimpleNamespace(phase_seconds=10.0)
         self.given, self.refused = claim(200), list[str]()
         context: Any = SimpleNamespace(
@@ -336,9 +341,26 @@ def test_after_a_split_a_member_is_where_the_part_of_most_members_is(
 
 @pytest.mark.parametrize(("mine", "theirs"), [(1, 1), (2, 2), (3, 1)])
 def test_fewer_than_half_put_nobody_back(mine: int, theirs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New ids that say to be at the beginning, and a leader that gives the group's weights with this step."""
+    """Members that were in a merge once and say to be at the beginning, and a leader that gives the group's weights with
+    this step.
+    """
     it = Grouped(monkeypatch, [200] * mine + [0] * theirs, apart=theirs)
     assert it.takes(State(0, 1, ())) == (199, 200 * H, 0)
+
+
+@pytest.mark.parametrize("known", [0, 1, 2])
+@pytest.mark.parametrize("unknown", [0, 1, 2, 3])
+def test_ids_that_were_in_no_merge_put_nobody_back(known: int, unknown: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their records cost nothing: with three of them, or with one where the group has left, a liar sent all others back
+    to the beginning, again and again.
+    """
+    it = Grouped(monkeypatch, [200, 200] + [0] * unknown, unknown=unknown)
+    del it.records[known:2]
+    assert it.takes(State(0, 1, ())) == (199, 200 * H, 0)
+
+
+def test_most_members_put_nobody_behind_the_last_merge_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Grouped(monkeypatch, [0, 0, 0], apart=3).takes(State(0, 1, ())) == (99, 100 * H, 0)
 
 
 def test_the_only_other_member_of_a_swarm_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
