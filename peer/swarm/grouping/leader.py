@@ -141,8 +141,8 @@ class GroupLeader:
                 if self._must_update(own, reference):
                     self._gathering = False
                     self._context.node.background(self._keep_waiting(me, catch_up))
-                    held = [it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference]
-                    return Group(round, donor=random.choice(held))  # the next time another one, if this one fails
+                    donor = random.choice(self._holders(reference))  # the next time another one, if this one fails
+                    return Group(round, donor=donor)
                 await self._update(me, reference, outdated_members, catch_up)
                 continue
             if self._due_to_tell():
@@ -227,10 +227,14 @@ class GroupLeader:
 
         Contributions count before members: a swarm that comes back from checkpoints goes on from the newest one, and
         after a split many peers that began anew do not undo what a few have trained.
+
+        Of unequal replicas, what most of those began with that have trained counts first: they need nothing else of one
+        another, so none of them takes other weights because of what one member says to have done.
         """
-        held = Counter([own, *(it.ready.lineage for it in self._joined.values() if it.ready is not None)])
-        reference = max(held, key=lambda lineage: (lineage.contributions, held[lineage], lineage.digest))
         ready = [(it, it.ready.lineage) for it in self._joined.values() if it.ready is not None]
+        held = Counter([own, *(lineage for _, lineage in ready)])
+        trained = Counter(it.digest for it in held.elements() if it.contributions and not self._equal)
+        reference = max(held, key=lambda it: (trained[it.digest], it.contributions, held[it], it.digest))
         return reference, [it for it, lineage in ready if self._must_update(lineage, reference)]
 
     def _must_update(self, lineage: Lineage, reference: Lineage) -> bool:
@@ -239,9 +243,15 @@ class GroupLeader:
         """
         return lineage != reference if self._equal else lineage.digest != reference.digest
 
+    def _holders(self, reference: Lineage) -> list[Seat]:
+        """Who can give these weights; of unequal replicas those that have trained, if the ``reference`` has."""
+        ready = [(it.seat, it.ready.lineage) for it in self._joined.values() if it.ready is not None]
+        least = min(1, reference.contributions)
+        return [seat for seat, it in ready if not self._must_update(it, reference) and it.contributions >= least]
+
     async def _update(self, me: Seat, reference: Lineage, outdated_members: list[JoinedMember], seconds: float) -> None:
         """Tell them to take the state of a member that has the right slow weights, within so many ``seconds``."""
-        holders = [me, *(it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference)]
+        holders = [me, *self._holders(reference)]
         for member, donor in zip(outdated_members, cycle(holders), strict=False):
             if member.updated:  # and still has other weights
                 self._joined.pop(member.seat.peer_id, None)

@@ -443,6 +443,37 @@ def test_unequal_replicas_may_have_made_other_rounds() -> None:
     run(scene, equal=False)
 
 
+@pytest.mark.parametrize("leads", [False, True])
+def test_one_unequal_replica_gives_the_others_no_weights(leads: bool) -> None:
+    """It said to have done more, and all others took its state at each round. Who has trained less is a donor, too."""
+    honest, liar = Lineage("x", 600), Lineage("zz", 51200)
+
+    async def scene(harness: Harness) -> None:
+        own, other = (liar, honest) if leads else (honest, liar)
+        members = {"b": honest, "c": Lineage("x", 590), "d": honest, "e": other, "f": Lineage("x", 0)}
+        for name, lineage in members.items():
+            await harness.ready(name, lineage)
+        await asyncio.sleep(0.1)
+        reference, outdated = harness.leader._outdated(own)
+        assert reference == honest and harness.leader._must_update(own, reference) is leads
+        assert [it.seat.peer_id for it in outdated] == ([] if leads else ["e"])
+        holders = [it.peer_id for it in harness.leader._holders(reference)]
+        assert holders == (["b", "c", "d", "e"] if leads else ["b", "c", "d"])
+
+    run(scene, equal=False)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_many_that_have_not_trained_undo_nothing(equal: bool) -> None:
+    async def scene(harness: Harness) -> None:
+        for name in "bcd":
+            await harness.ready(name, Lineage("new", 0))
+        await asyncio.sleep(0.1)
+        assert harness.leader._outdated(X._replace(contributions=1))[0].digest == X.digest
+
+    run(scene, equal=equal)
+
+
 @pytest.mark.parametrize(("done", "alone"), [(0, 0), (9, 0), (9, 1)])
 def test_unequal_replicas_begin_with_the_same_weights(done: int, alone: int) -> None:
     """Those of another build, which drew other weights from the seed, had the others' changes on them for ever; so had
