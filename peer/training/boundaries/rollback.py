@@ -3,12 +3,12 @@
 The guard bounds how far a contribution moves the weights, not in which direction. Along the gradient of the loss a
 hostile one can double the loss within the distance that honest peers need. The first losses after the merge show that
 at no cost. A batch of unusual text shows the same, so the loss with and without the merge decides, on the same
-validation batches, where there are any. In a program's own loop there are none, and one batch may have no finite loss
-and do no harm (all its labels are masked), so only two in succession count, and none where the phase before had one
-too, except by a merge that was undone. The outer step is linear in the mean, so until the next boundary the merge can
-be undone: its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`). After a jump θ becomes φ in the
-corrected parts, so what was trained there since their outer step is dropped. Where no loss jumps and the validation
-batches decide before the next merge (:meth:`Rollback.judge_before_next`), it remains.
+validation batches, where there are any. In a program's own loop there are none, so one unusual loss counts as none, and
+only two in succession show a jump. Of those that are not finite (all labels of a batch are masked) none counts where
+the phase before had one too, except by a merge that was undone. The outer step is linear in the mean, so until the next
+boundary the merge can be undone: its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`). After a jump θ
+becomes φ in the corrected parts, so what was trained there since their outer step is dropped. Where no loss jumps and
+the validation batches decide before the next merge (:meth:`Rollback.judge_before_next`), it remains.
 
 All losses are in nats a token. NaN is above everything, so "above" is written ``not … <=`` here.
 """
@@ -56,6 +56,7 @@ class Trial:
     merge: Averaged | None  # ``None`` while the swap runs
     judged: int = 0  # the inner step of the last loss that was judged
     broken: int = 0  # so many of the last losses were not finite
+    unusual: bool = False  # the last loss, by itself, was above what is usual
     usually_broken: bool = False  # a loss of the phase before was not finite: another one says nothing of it
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGES))
     arriving: deque[tuple[int, Copied]] = field(default_factory=deque)  # inner steps and their losses
@@ -161,12 +162,12 @@ class Rollback:
             self.trial = None
             return
         trial.broken = 0 if math.isfinite(loss) else trial.broken + 1
-        unsaid = trial.broken and self._sample is None and (trial.usually_broken or trial.broken == 1)
-        if math.isfinite(trial.spread) and not unsaid:  # one loss does not say how far from it others may be
+        counts = self._sample is not None or _counts(trial, loss)
+        if math.isfinite(trial.spread) and counts:  # one loss does not say how far from it others may be
             trial.judged = step
             trial.losses.append(loss)
         if (mean := jumped(trial.losses, trial.usual, trial.spread)) is not None:
-            detail = _words(mean, trial.usual)
+            detail = f"the loss was {mean:.4g} after this merge and {trial.usual:.4g} before it"
             if self._sample is None:
                 self._amend(trial, -1.0)
             elif not (detail := self._taken_back(trial, self._sample, JUMP)):
@@ -205,6 +206,14 @@ class Rollback:
 
 def _words(loss: float, without: float) -> str:
     return f"the loss was {loss:.4g} with this partner's weights and {without:.4g} without them"
+
+
+def _counts(trial: Trial, loss: float) -> bool:
+    """Does it count where no validation batches decide?"""
+    if trial.usually_broken and not math.isfinite(loss):
+        return False
+    before, trial.unusual = trial.unusual, jumped([loss], trial.usual, trial.spread) is not None
+    return before or not trial.unusual
 
 
 def jumped(losses: Sequence[float], usual: float, spread: float) -> float | None:

@@ -98,7 +98,7 @@ def test_after_a_harmful_merge_weights_and_momentum_are_those_of_a_peer_that_was
     merged = peer.tensors()[2]
     peer.train(2)
     ((trial, detail),) = peer.undone
-    assert trial.merge is not None and trial.merge.partner_id == "id-b" and "without" in detail
+    assert trial.merge is not None and trial.merge.partner_id == "id-b" and "after this merge" in detail
     assert peer.rollback.trial is None
     phi, momentum, theta = peer.tensors()
     torch.testing.assert_close(phi, alone.slow.phi, atol=1e-6, rtol=1e-5)
@@ -199,7 +199,8 @@ def test_the_parts_of_a_swap_are_judged_while_they_come_and_undone_together(peer
 
 
 @pytest.mark.parametrize(
-    ("factors", "undone"), [((3.5,), False), ((4.5,), True), ((3.5, 3.5), True), ((2.5, 2.5), False)]
+    ("factors", "undone"),
+    [((3.5,), False), ((4.5,), False), ((4.5, 4.5), True), ((3.5, 3.5), True), ((2.5, 2.5), False)],
 )
 def test_single_losses_scatter_so_a_jump_is_more_than_their_noise(
     peer: Peer, factors: tuple[float, ...], undone: bool
@@ -211,6 +212,33 @@ def test_single_losses_scatter_so_a_jump_is_more_than_their_noise(
     for factor in factors:
         peer.step_with(trial.usual + factor * trial.spread)
     assert bool(peer.undone) == undone
+
+
+@pytest.mark.parametrize(
+    ("losses", "undone"),
+    [((3.0,), 0), ((2.1, 3.0), 0), ((3.0, 2.1, 3.0, 1.9), 0), ((3.0, 3.0), 1), ((2.0, 3.0, 3.0), 1)],
+)
+def test_in_a_loop_of_its_own_one_unusual_batch_undoes_nothing(
+    peer: Peer, losses: tuple[float, ...], undone: int
+) -> None:
+    """An honest merge was undone for it, and its partner left out; no loss without the merge was measured."""
+    rollback = peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of))
+    rollback.trained(phase_of(*[2.1, 1.9] * 10))
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    for loss in losses:
+        peer.step_with(loss)
+    assert [detail for _, detail in peer.undone] == ["the loss was 3 after this merge and 2 before it"] * undone
+
+
+def test_a_loss_that_says_nothing_is_not_the_first_of_two(peer: Peer) -> None:
+    rollback = peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of))
+    rollback.trained(phase_of(*[2.1, 1.9] * 10, math.nan))
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    for loss in (math.nan, 3.0, math.nan):
+        peer.step_with(loss)
+    assert peer.undone == []
+    peer.step_with(3.0)
+    assert len(peer.undone) == 1
 
 
 @pytest.mark.parametrize("harmful", [False, True])
@@ -369,7 +397,8 @@ def test_a_loop_that_tells_one_loss_a_phase_undoes_nothing_until_it_is_known_how
     assert math.isnan(trial.spread) if phases == 1 else trial.spread == pytest.approx(stdev(told))
     peer.step_with(1.15 * trial.usual)
     assert peer.undone == [] and trial.judged == (0 if phases == 1 else peer.state.inner.step)
-    peer.step_with(1e9)
+    for _ in range(2):
+        peer.step_with(1e9)
     assert len(peer.undone) == (phases > 1)
 
 
@@ -377,9 +406,11 @@ def test_a_loop_that_tells_one_loss_a_phase_undoes_nothing_until_it_is_known_how
 def test_a_loss_that_is_told_long_after_a_merge_does_not_judge_it(peer: Peer, after: int, undone: bool) -> None:
     peer.merge(torch.zeros(peer.outer.slow.numel))
     peer.state.inner.loss = None
-    for _ in range(after - 1):
+    for _ in range(after - 2):
         peer.state.inner.step += 1
         peer.rollback.look()
+    peer.step_with(1e9)
+    assert not peer.undone
     peer.step_with(1e9)
     assert bool(peer.undone) == undone and peer.rollback.trial is None
 
@@ -402,7 +433,7 @@ def test_a_loop_that_tells_no_loss_undoes_nothing(peer: Peer) -> None:
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_steps_that_a_slow_peer_did_not_make_do_not_save_a_merge_from_its_judgement(sampled: bool) -> None:
-    """``run.inner_time`` ends a phase of 50 after three steps: the swarm's step, and with it the last loss, counted as
+    """``run.inner_time`` ends a phase of 50 after a few steps: the swarm's step, and with it the last loss, counted as
     one long after the merge.
     """
     peer = Peer()
@@ -410,6 +441,9 @@ def test_steps_that_a_slow_peer_did_not_make_do_not_save_a_merge_from_its_judgem
     peer.rollback._sample = (lambda: next(losses)) if sampled else None
     peer.merge(peer.harm())
     peer.rollback.all_applied(merge())
+    if not sampled:
+        peer.step_with(99.0)
+        assert not peer.undone
     peer.state.inner.loss, peer.state.inner.step = 99.0, peer.state.inner.step + 1  # the last step, and no look since
     peer.rollback.skip(47)
     peer.state.inner.step += 47
@@ -429,6 +463,8 @@ def test_a_loss_before_a_cut_counts_once_and_the_next_ones_as_usual() -> None:
     peer.rollback.look(wait=True)
     assert list(trial.losses) == [2.0]
     peer.step_with(99.0)
+    assert not peer.undone
+    peer.step_with(99.0)
     assert len(peer.undone) == 1
 
 
@@ -438,5 +474,6 @@ def test_after_a_members_weights_were_taken_their_losses_are_not_usual() -> None
     peer.state.adopt(peer.state.snapshot())
     peer.merge(peer.own()[0] * 0)
     peer.rollback.all_applied(merge())
-    peer.step_with(99.0)
+    for _ in range(2):
+        peer.step_with(99.0)
     assert not peer.undone
