@@ -26,6 +26,7 @@ def catch_up(
     timeout: float,
     *,
     same_seed: bool = True,
+    restored: bool = True,
     reached: int = 0,
     latest: int | None = None,
 ) -> None:
@@ -34,6 +35,7 @@ def catch_up(
 
     ``same_seed``: fresh weights are the same at all peers; if not, a newcomer takes a member's even before the first
     round is complete.
+    ``restored``: this state is that of a checkpoint, since which others may have got what rounding had kept back.
     ``reached``: the last round of this peer before its restart; its checkpoint may be older.
     ``latest``: the latest round of the members with which this peer begins; they may be further when it asks them.
     """
@@ -48,7 +50,8 @@ def catch_up(
         taken = presence.take_state(state.room(), timeout, above=above, reached=reached)
     if taken is not None and taken.round > above:
         (state.rebase if state.inner.step else state.adopt)(taken)
-        state.drop_kept()  # this peer may have sent it since its checkpoint
+        if restored:
+            state.drop_kept()
     state.counters.root = state.counters.root or token_hex(ROOT_BYTES)
     alone = taken is None and not presence.others()
     _note(state, presence, alone=alone, taken=taken is not None)

@@ -115,10 +115,12 @@ class Membership:
         )
         log.info("ready: %s", ready)
 
-    def rejoin(self) -> None:
-        """The program has replaced the state: continue from it, or from a newer state of a member."""
+    def rejoin(self, *, restored: bool = True) -> None:
+        """Continue from this state, which the program has replaced (``restored``) or a pause has left as it was, or
+        from a newer one of a member.
+        """
         with self.resources.timer("join"):
-            self._catch_up()
+            self._catch_up(restored=restored)
             self.reporter.rewind(self.state.counters.round, self.state.inner.step)
 
     def join_late(self, validation: Validation | None = None) -> bool:
@@ -128,9 +130,11 @@ class Membership:
             self.resources.metrics["weights_taken_total"].inc()
         return replaced
 
-    def _catch_up(self, *, same_seed: bool = True, reached: int = 0, latest: int | None = None) -> None:
-        timeout = self.resources.own.network.join_timeout
-        catch_up(self.state, self.presence, timeout, same_seed=same_seed, reached=reached, latest=latest)
+    def _catch_up(
+        self, *, same_seed: bool = True, restored: bool = True, reached: int = 0, latest: int | None = None
+    ) -> None:
+        state, presence, timeout = self.state, self.presence, self.resources.own.network.join_timeout
+        catch_up(state, presence, timeout, same_seed=same_seed, restored=restored, reached=reached, latest=latest)
 
     def make_boundary(self, validation: Validation | None = None) -> Boundary:
         """The end of this peer's rounds; call it once, after :meth:`join`. ``validation``: checks what others gave."""

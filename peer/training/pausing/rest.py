@@ -72,7 +72,7 @@ class Rest:
         try:
             if self._device.type != "cpu":
                 self._state.move_to(self._device)
-            self._member.rejoin()
+            self._member.rejoin(restored=False)
         except UserError as error:  # all others train another configuration: so may a single stranger
             log.warning("goes on with its own state: %s", one_line(error))
         except (RuntimeError, RunError) as error:

@@ -79,9 +79,9 @@ def test_what_rounding_has_kept_is_this_peers_own() -> None:
     assert parts.peer_state().kept is None
 
 
-@pytest.mark.parametrize("newest", [True, False])
-def test_what_a_checkpoint_has_kept_may_have_been_sent_since(newest: bool) -> None:
-    """A peer that was killed sent it again with the group's weights, which contain it."""
+@pytest.mark.parametrize(("newest", "restored"), [(True, True), (False, True), (False, False)])
+def test_what_a_checkpoint_has_kept_may_have_been_sent_since(newest: bool, restored: bool) -> None:
+    """A peer that was killed sent it again with the group's weights, which contain it. After a pause nobody has it."""
     resumed, donor = parts.peer_state(feedback=True), parts.peer_state(feedback=True)
     for state in (resumed, donor):
         state.inner.run(state.stream.take(H))
@@ -90,8 +90,9 @@ def test_what_a_checkpoint_has_kept_may_have_been_sent_since(newest: bool) -> No
         donor.cross_boundary("another")
     assert resumed.kept is not None
     resumed.kept.normal_()
-    catch_up(resumed, Others(donor), 60.0)  # type: ignore[arg-type]
-    assert bool(resumed.kept.any()) is newest
+    catch_up(resumed, Others(donor), 60.0, restored=restored)  # type: ignore[arg-type]
+    assert torch.equal(resumed.outer.slow.phi, donor.outer.slow.phi)
+    assert bool(resumed.kept.any()) is (newest or not restored)
 
 
 def test_the_lineage_is_that_of_all_rounds_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,8 @@ class Peer:
         assert self.context.pause.resting
         self.note(f"to {device.type}")
 
-    def rejoin(self) -> None:
+    def rejoin(self, *, restored: bool) -> None:
+        assert not restored, "what rounding has kept back was sent to nobody"
         assert self.context.pause.active, "others must not meet it before it has caught up"
         self.note("catches up")
         if self.trouble:
