@@ -60,6 +60,7 @@ class Pusher:
         self.look()
         if self._last_round is None:
             self._last_round = (round - 1) // self._settings.every_rounds * self._settings.every_rounds
+        self._last_round = min(self._last_round, round)  # of weights that were taken from members in an earlier one
         due = round - self._last_round >= self._settings.every_rounds and self._process is None
         if due and not self._stop.requested:
             self._last_round = round

@@ -100,6 +100,15 @@ def test_a_failure_is_one_line_and_the_next_is_tried(
     pusher.close()
 
 
+def test_a_peer_that_goes_back_some_rounds_pushes_no_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a split a member takes the lower round of its group: no push was due for as many rounds more."""
+    pusher, pushed = Pusher(TO, tmp_path, Stop(), hold_model), list[str]()
+    monkeypatch.setattr(pusher, "_start", lambda checkpoint: pushed.append(checkpoint.name))
+    for round in (99, 100, 60, 69, 70, 79, 80):
+        pusher.saved(tmp_path / f"in_{round}", round)
+    assert pushed == ["in_100", "in_70", "in_80"]
+
+
 def test_a_hub_that_is_away_at_the_start_may_come_back(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
