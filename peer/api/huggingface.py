@@ -13,6 +13,7 @@ import hashlib
 import uuid
 import warnings
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -83,6 +84,7 @@ class OuterLoopCallback(TrainerCallback):
         self._losses = StepLosses()
         self._logged: float | None = None
         self._hook: RemovableHandle | None = None
+        self._beginning: tuple[dict[str, Any], list[Any]] | None = None  # the scheduler's state, each group's rate
         self._over = False  # it was said that the learning rate is 0
         self._training = ""  # random id of this training, in its checkpoints
 
@@ -104,6 +106,7 @@ class OuterLoopCallback(TrainerCallback):
         self.outer = OuterLoop.start(parts["model"], optimizer=parts["optimizer"], **settings)
         self._losses.active = not args.torch_compile and args.n_gpu <= 1
         self._hook = parts["model"].register_forward_hook(self._losses, with_kwargs=True)
+        self._beginning = None
         self._follow(parts.get("lr_scheduler"))
         if args.data_seed is None:
             _shuffle_for(self.outer.peer_id, parts.get("train_dataloader"))
@@ -151,6 +154,7 @@ class OuterLoopCallback(TrainerCallback):
             return
         try:
             with warnings.catch_warnings(action="ignore"):  # that the optimizer made no step of its own before
+                self._go_back(scheduler)
                 while scheduler.last_epoch < self.outer.swarm_step:
                     scheduler.step()
             over = not any(scheduler.get_last_lr()) and scheduler.last_epoch > 0
@@ -162,6 +166,20 @@ class OuterLoopCallback(TrainerCallback):
                 self.outer.swarm_step,
             )
             self._over = True
+
+    def _go_back(self, scheduler: LRScheduler) -> None:
+        """To its beginning, if the swarm's step is an earlier one, as after weights were taken from a part of the swarm
+        with fewer steps. A trainer that has resumed knows no rates from before its checkpoint.
+        """
+        groups = scheduler.optimizer.param_groups
+        if self._beginning is None:
+            self._beginning = deepcopy((scheduler.state_dict(), [group["lr"] for group in groups]))
+        state, rates = self._beginning
+        assert self.outer is not None
+        if state["last_epoch"] <= self.outer.swarm_step < scheduler.last_epoch:
+            scheduler.load_state_dict(deepcopy(state))
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
     def _leave_at_the_end(self, state: TrainerState, control: TrainerControl) -> None:
         """When no step follows: the trainer may load its best weights, into which a running swap would be mixed."""

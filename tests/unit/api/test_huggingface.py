@@ -84,9 +84,46 @@ def test_a_newcomers_learning_rate_is_that_of_the_swarms_step(wrapped: bool) -> 
         member.outer.swarm_step = step
         member.callback.on_step_end(NOTHING, TrainerState(global_step=1, max_steps=100), member.control, **parts)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(1 - step / 100)
-    member.outer.swarm_step = 10  # its own steps are further
+    member.outer.swarm_step = 10
     member.callback.on_step_end(NOTHING, TrainerState(global_step=2, max_steps=100), member.control, **parts)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.17)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("kind", ["LambdaLR", "ExponentialLR", "SequentialLR"])
+def test_a_member_that_goes_back_some_steps_has_their_learning_rate(kind: str) -> None:
+    """After a split it took its group's lower step, kept the later rate, and ended with the rate 0."""
+
+    def made() -> tuple[torch.optim.SGD, Any]:
+        schedules, optimizer = torch.optim.lr_scheduler, torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+        if kind == "LambdaLR":
+            return optimizer, schedules.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 100))
+        decay = schedules.ExponentialLR(optimizer, 0.9)
+        if kind == "ExponentialLR":
+            return optimizer, decay
+        return optimizer, schedules.SequentialLR(optimizer, [decay, schedules.StepLR(optimizer, 5)], [7])
+
+    def rates(member: Member, steps: list[int]) -> list[float]:
+        optimizer, schedule = made()
+        found = []
+        for step in steps:
+            member.outer.swarm_step = step
+            member.callback._follow(schedule)
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    assert rates(Member(), [90, 30, 31, 4])[1:] == [rates(Member(), [step])[0] for step in (30, 31, 4)]
+
+
+def test_a_trainer_that_has_resumed_further_than_the_swarm_keeps_its_rate() -> None:
+    member, optimizer = Member(), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 100)
+    optimizer.step()
+    for _ in range(40):
+        schedule.step()
+    for step in (10, 60, 50, 30):
+        member.outer.swarm_step = step
+        member.callback._follow(schedule)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(1 - {10: 40, 30: 50}.get(step, step) / 100)
 
 
 def test_a_schedule_that_cannot_follow_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
