@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from peer import RunError, UserError
+from peer.config.load import overridden
 
 
 def options(description: str) -> argparse.ArgumentParser:
@@ -38,9 +38,8 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords for :meth:`peer.OuterLoop.start`."""
-    others = {key: yaml.safe_load(text) for key, _, text in (it.partition("=") for it in args.set)}
     named = {key: getattr(args, key) for key in ("steps", "inner_steps", "initial_peers", "name")}
-    return {**named, "settings": others}
+    return {**named, "settings": dict(overridden(args.set))}
 
 
 def text(megabytes: float = 1.0) -> Tensor:

@@ -1,0 +1,19 @@
+"""What the examples share."""
+
+from __future__ import annotations
+
+import pytest
+
+from peer.api.examples import common
+from peer.errors import UserError
+
+
+def test_keys_of_the_command_line_are_read_as_those_of_the_commands() -> None:
+    """A mistake in one was a traceback of the YAML parser."""
+    parser = common.options("An example.")
+    args = parser.parse_args(["--set", "peer.threads=:", "--set", "inner_lr=1e-3"])
+    assert common.settings(args)["settings"] == {"peer.threads": ":", "inner_lr": 1e-3}
+    for wrong in ("peer.threads", "peer.threads=[1, ]]"):
+        with pytest.raises(UserError, match="^--set peer.threads") as caught:
+            common.settings(parser.parse_args(["--set", wrong]))
+        assert "\n" not in str(caught.value)
