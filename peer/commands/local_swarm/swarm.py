@@ -22,11 +22,13 @@ from peer.device.accelerator import one_each
 from peer.errors import RunError, UserError, tell
 from peer.process import Child, Stop, stop_signals
 from peer.training.run_folder import require_folder, set_aside, write_figures
+from peer.training.state import BEGIN_ANEW_ADVICE
 
 POLL_SECONDS = 0.25  # between two looks at the peers, and so between two tables
 START_SECONDS = 60.0  # for the bootstrap node to listen
 RESTARTS = 3  # of a member that crashes; it continues from its last checkpoint
 LOCAL_HOST = "127.0.0.1"
+SWARM_ANEW_ADVICE = "choose another run.dir, or leave out --resume to begin anew (this run is moved to before-<time>)"
 MEMBER = "peer-"  # and its number: a member's name
 # What only one peer of a machine can have, and what no member of this swarm needs. A member resumes whatever the file
 # says: the launcher has moved the earlier run aside, or was asked to resume it.
@@ -86,7 +88,8 @@ class LocalSwarm:
         for tail in tails:
             tail.poll()
         if len(failed) == len(peers) and all(child.exit_code() == 2 for child in failed):
-            raise UserError(failed[0].last_line().removeprefix("error: "))
+            said = failed[0].last_line().removeprefix("error: ")
+            raise UserError(said.replace(BEGIN_ANEW_ADVICE, SWARM_ANEW_ADVICE))
         for child in failed:
             tell(f"{child.name} failed: {child.last_line()} (see {child.console})", flush=False)
         self._save(summarize(self._config, tails, earlier + time.monotonic() - began))

@@ -30,6 +30,7 @@ from peer.replica import inner_loop, model
 from peer.replica.inner_loop import mean_loss
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
+from peer.training.state import BEGIN_ANEW_ADVICE
 from tests.saved import save_checkpoint
 from tests.unit.commands.export.test_models import roformer
 from tests.unit.data.harness import text_with_a_set
@@ -472,6 +473,17 @@ def ended(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int, look: Callab
     peer = Mock(crashed=False, exit_code=exit_code, **{"last_line.return_value": "error: no memory"})
     monkeypatch.setattr(swarm.LocalSwarm, "_start", lambda self: [peer])
     return one.run()
+
+
+def test_a_folder_of_another_run_is_refused_with_advice_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It named keys that this command sets itself."""
+    said = f"error: step_00000006 is of another run: run.seed is 1 here and 2 there; {BEGIN_ANEW_ADVICE}; to go on, ..."
+    peer = Mock(crashed=False, **{"exit_code.return_value": 2, "last_line.return_value": said})
+    monkeypatch.setattr(swarm.LocalSwarm, "_start", lambda self: [peer])
+    with pytest.raises(UserError, match=r"there; choose another run\.dir, or leave out --resume .*; to go on, \.\.\.$"):
+        swarm_of_one(tmp_path).run()
 
 
 @pytest.mark.parametrize(("asked", "code", "found"), [(True, -2, 0), (False, -2, 1), (True, 1, 1), (True, 0, 0)])
