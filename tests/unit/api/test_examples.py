@@ -14,6 +14,6 @@ def test_keys_of_the_command_line_are_read_as_those_of_the_commands() -> None:
     args = parser.parse_args(["--set", "peer.threads=:", "--set", "inner_lr=1e-3"])
     assert common.settings(args)["settings"] == {"peer.threads": ":", "inner_lr": 1e-3}
     for wrong in ("peer.threads", "peer.threads=[1, ]]"):
-        with pytest.raises(UserError, match="^--set peer.threads") as caught:
+        with pytest.raises(UserError, match=r"^--set peer\.threads") as caught:
             common.settings(parser.parse_args(["--set", wrong]))
         assert "\n" not in str(caught.value)
