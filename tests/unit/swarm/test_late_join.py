@@ -341,9 +341,7 @@ def test_after_a_split_a_member_is_where_the_part_of_most_members_is(
 
 @pytest.mark.parametrize(("mine", "theirs"), [(1, 1), (2, 2), (3, 1)])
 def test_fewer_than_half_put_nobody_back(mine: int, theirs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members that were in a merge once and say to be at the beginning, and a leader that gives the group's weights with
-    this step.
-    """
+    """They were in a merge once and say to be at the beginning; a leader gives the group's weights with this step."""
     it = Grouped(monkeypatch, [200] * mine + [0] * theirs, apart=theirs)
     assert it.takes(State(0, 1, ())) == (199, 200 * H, 0)
 
