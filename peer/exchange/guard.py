@@ -38,7 +38,7 @@ from peer.rounds.types import Newest, Outcome, Reason, Verdict
 
 CLIP = 1.5  # times the usual distance; with 2.0 two hostile peers of eight drive the others apart without limit
 FURTHEST = 4.0  # times ‖βΔ‖: honest partners were up to 3.9 apart
-ROUNDING = 1e-6  # times ‖s‖: a change that is not longer is what fp32 leaves between θ and φ, and no training
+LEFT_BY_ROUNDING = 1e-6  # times ‖s‖: a change that is not longer is what fp32 leaves between θ and φ, and no training
 COMMON = 0.1  # least cosine of two contributions that have something in common
 LEAST_SHARE, MOST_SHARE = 0.1, 0.5  # of a partner in a mean weighted by tokens
 RECENT_PARTNERS = 15
@@ -132,7 +132,7 @@ class Judgement:
         self.seen += own.numel()
         self.unresolved += unresolved
         length, apart, changed = square(own), square(theirs - own), square(change)
-        if changed <= ROUNDING**2 * length:  # the swap before may have opened this part after the last inner step
+        if changed <= LEFT_BY_ROUNDING**2 * length:  # the swap before may have opened this part after the last inner step
             changed = 0.0
         self.own += length
         self.theirs += square(theirs)
