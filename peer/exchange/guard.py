@@ -132,8 +132,8 @@ class Judgement:
         self.seen += own.numel()
         self.unresolved += unresolved
         length, apart, changed = square(own), square(theirs - own), square(change)
-        if changed <= LEFT_BY_ROUNDING**2 * length:  # the swap before may have opened this part after the last inner step
-            changed = 0.0
+        if changed <= LEFT_BY_ROUNDING**2 * length:
+            changed = 0.0  # the swap before may have opened this part after the last inner step
         self.own += length
         self.theirs += square(theirs)
         reach = self.guard.reach(start, math.sqrt(changed))
