@@ -85,6 +85,7 @@ class OuterLoopCallback(TrainerCallback):
         self._logged: float | None = None
         self._hook: RemovableHandle | None = None
         self._beginning: tuple[dict[str, Any], list[Any]] | None = None  # the scheduler's state, each group's rate
+        self._followed = 0  # the swarm's step to which the schedule was brought last
         self._over = False  # it was said that the learning rate is 0
         self._training = ""  # random id of this training, in its checkpoints
 
@@ -106,7 +107,7 @@ class OuterLoopCallback(TrainerCallback):
         self.outer = OuterLoop.start(parts["model"], optimizer=parts["optimizer"], **settings)
         self._losses.active = not args.torch_compile and args.n_gpu <= 1
         self._hook = parts["model"].register_forward_hook(self._losses, with_kwargs=True)
-        self._beginning = None
+        self._beginning, self._followed = None, 0
         self._follow(parts.get("lr_scheduler"))
         if args.data_seed is None:
             _shuffle_for(self.outer.peer_id, parts.get("train_dataloader"))
@@ -168,15 +169,17 @@ class OuterLoopCallback(TrainerCallback):
             self._over = True
 
     def _go_back(self, scheduler: LRScheduler) -> None:
-        """To its beginning, if the swarm's step is an earlier one, as after weights were taken from a part of the swarm
-        with fewer steps. A trainer that has resumed knows no rates from before its checkpoint.
+        """To its beginning, if the swarm's step went back, as after weights were taken from a part of the swarm with
+        fewer steps. A trainer that has resumed may be ahead of the swarm. It knows no rates from before its checkpoint.
         """
         groups = scheduler.optimizer.param_groups
         if self._beginning is None:
             self._beginning = deepcopy((scheduler.state_dict(), [group["lr"] for group in groups]))
         state, rates = self._beginning
         assert self.outer is not None
-        if state["last_epoch"] <= self.outer.swarm_step < scheduler.last_epoch:
+        step, before = self.outer.swarm_step, self._followed
+        self._followed = step
+        if state["last_epoch"] <= step < min(before, scheduler.last_epoch):
             scheduler.load_state_dict(deepcopy(state))
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate

@@ -92,7 +92,8 @@ def rows_of(packed: bytes) -> Iterator[tuple[Any, Any, Any]]:
     hivemind would unpack all at once and look each subkey up. Who makes their hashes collide, as those of tuples, or
     sends a hundred thousand empty lists, which Python's collector goes through, holds the event loop.
     """
-    with suppress(ValueError, TypeError, msgpack.exceptions.UnpackException):
+    # RecursionError: of msgpack's Python code before 1.2
+    with suppress(ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException):
         code, data = msgpack.unpackb(packed, max_array_len=0, max_map_len=0)
         if code != _DICTIONARY:
             return

@@ -126,6 +126,19 @@ def test_a_trainer_that_has_resumed_further_than_the_swarm_keeps_its_rate() -> N
         assert optimizer.param_groups[0]["lr"] == pytest.approx(1 - {10: 40, 30: 50}.get(step, step) / 100)
 
 
+def test_a_trainer_that_stays_ahead_of_the_swarm_goes_on_with_its_schedule() -> None:
+    """It began anew at the step from which it had resumed, once the swarm came there."""
+    member, optimizer = Member(), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 200)
+    optimizer.step()
+    for step in range(100):
+        schedule.step()
+        if step >= 40:
+            member.outer.swarm_step = step - 40
+            member.callback._follow(schedule)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(1 - (step + 1) / 200)
+
+
 def test_a_schedule_that_cannot_follow_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     schedules, member = torch.optim.lr_scheduler, Member()
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
