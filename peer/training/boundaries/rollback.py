@@ -72,8 +72,8 @@ class Rollback:
         self._recent: deque[InnerReport] = deque()
         self.trial: Trial | None = None  # the last merge, while it may be undone
         self._at_rest = False
-        self._broken = 0.0  # the share of the last phase's losses that were not finite, without:
-        self._excused = 0  # at most so many in this phase, by a merge that was undone
+        self._broken = 0.0  # the share of the last phase's losses that were not finite, less those of an undone merge
+        self._excused = 0  # so many of this phase's, at most, are those of a merge that was undone
         self._replaced = state.replaced  # of the weights that all this is of
         self._known: Sequence[float] | None = None  # what ``sample`` gives for the current weights
 
@@ -209,7 +209,7 @@ def _words(loss: float, without: float) -> str:
 
 
 def _counts(trial: Trial, loss: float) -> bool:
-    """Does it count where no validation batches decide?"""
+    """Note a loss where no validation batches decide; returns whether it counts."""
     if trial.usually_broken and not math.isfinite(loss):
         return False
     before, trial.unusual = trial.unusual, jumped([loss], trial.usual, trial.spread) is not None

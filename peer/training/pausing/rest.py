@@ -73,7 +73,7 @@ class Rest:
             if self._device.type != "cpu":
                 self._state.move_to(self._device)
             self._member.rejoin(restored=False)
-        except UserError as error:  # all others train another configuration: so may a single stranger
+        except UserError as error:  # all others train another configuration: so may a single outsider
             log.warning("goes on with its own state: %s", one_line(error))
         except (RuntimeError, RunError) as error:
             if not (isinstance(error, RunError) or is_out_of_memory(error)):
