@@ -114,29 +114,32 @@ def test_a_member_that_goes_back_some_steps_has_their_learning_rate(kind: str) -
     assert rates(Member(), [90, 30, 31, 4])[1:] == [rates(Member(), [step])[0] for step in (30, 31, 4)]
 
 
-def test_a_trainer_that_has_resumed_further_than_the_swarm_keeps_its_rate() -> None:
-    member, optimizer = Member(), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 100)
+def falling(resumed: int) -> tuple[Member, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """A schedule of 200 steps, of which so many were made before."""
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 200)
     optimizer.step()
-    for _ in range(40):
+    for _ in range(resumed):
         schedule.step()
+    return Member(), optimizer, schedule
+
+
+def test_a_trainer_that_has_resumed_further_than_the_swarm_keeps_its_rate() -> None:
+    member, optimizer, schedule = falling(resumed=40)
     for step in (10, 60, 50, 30):
         member.outer.swarm_step = step
         member.callback._follow(schedule)
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(1 - {10: 40, 30: 50}.get(step, step) / 100)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(1 - {10: 40, 30: 50}.get(step, step) / 200)
 
 
 def test_a_trainer_that_stays_ahead_of_the_swarm_goes_on_with_its_schedule() -> None:
     """It began anew at the step from which it had resumed, once the swarm came there."""
-    member, optimizer = Member(), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 200)
-    optimizer.step()
-    for step in range(100):
+    member, optimizer, schedule = falling(resumed=40)
+    for step in range(60):
         schedule.step()
-        if step >= 40:
-            member.outer.swarm_step = step - 40
-            member.callback._follow(schedule)
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(1 - (step + 1) / 200)
+        member.outer.swarm_step = step
+        member.callback._follow(schedule)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(1 - (41 + step) / 200)
 
 
 def test_a_schedule_that_cannot_follow_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
