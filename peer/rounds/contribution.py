@@ -5,6 +5,7 @@ All are computed part by part: no copy is longer than 1 MiB.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -117,6 +118,11 @@ def copy_own(own: Readable, out: Tensor) -> None:
 def square(part: Tensor) -> float:
     """‖part‖² of at most ``PART`` elements; torch sums them pairwise, so fp32 is exact enough."""
     return float(torch.dot(part, part))
+
+
+def norm(vector: Tensor) -> float:
+    """‖vector‖, 1-D fp32 on the host."""
+    return math.sqrt(sum(square(vector[start:stop]) for start, stop in parts(vector.numel())))
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,11 @@ WAIT = 60.0
 
 @contextlib.contextmanager
 def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[MemberNode]:
-    """A started node on a free port of 127.0.0.1."""
+    """A started node on free ports of 127.0.0.1, with direct connections for parts, as a peer has them by default."""
     identity.load_or_create(key)
     member = MemberIdentity("bench", "bench", "c", "{}", "layout")
-    node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=tuple(initial_peers)), None, member)
+    settings = NodeSettings(key, "127.0.0.1", 0, initial_peers=tuple(initial_peers), bulk_port="auto")
+    node = MemberNode(settings, None, member)
     try:
         node.start()
         yield node

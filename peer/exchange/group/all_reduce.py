@@ -19,7 +19,7 @@ from torch import Tensor
 
 from peer import clock
 from peer.config.schema import ExchangeConfig
-from peer.exchange.group.feedback import keep, norm_of, round_mean, slices
+from peer.exchange.group.feedback import keep, round_mean, slices
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.rounding import Rounded, Rounding, borders, encoded, receive
@@ -28,7 +28,7 @@ from peer.exchange.group.sketch import NOTHING_LOST, Sketch, Sketches, factors
 from peer.exchange.group.streams import Carried, GroupStreams
 from peer.p2p.deadline import together
 from peer.p2p.payload import fp32_parts, receive_fp32
-from peer.rounds.contribution import Contribution, Vector, copy_own, host_vector, parts
+from peer.rounds.contribution import Contribution, Vector, copy_own, host_vector, norm, parts
 
 
 @dataclass(eq=False, kw_only=True)
@@ -97,7 +97,7 @@ class _Reduction:
         copy_own(self._own[self._me], self._given[self._me])
         for _ in range(len(self._given) - 1):
             await self._arrived.acquire()
-        norms = await clock.in_thread(lambda: [norm_of(self._given[place]) for place in sorted(self._given)])
+        norms = await clock.in_thread(lambda: [norm(self._given[place]) for place in sorted(self._given)])
         self._judge(norms)
         await clock.in_thread(self._average, factors(norms), norms)
         self._reduced.set()
@@ -143,12 +143,12 @@ class _Reduction:
 
     def _judge(self, norms: list[float]) -> None:
         """No norm may exceed ``max_norm_ratio`` times the median of all; two members cannot tell."""
-        for place, norm in enumerate(norms):
-            self._streams.require(math.isfinite(norm), place, "the contribution of {} is not finite")
+        for place, length in enumerate(norms):
+            self._streams.require(math.isfinite(length), place, "the contribution of {} is not finite")
         middle = median(norms)
-        for place, norm in enumerate(norms):
-            sane = len(norms) < 3 or norm <= self._ratio * middle or middle == 0
-            detail = f"the norm of {{}}, {norm:.4g}, is far above the median {middle:.4g}"
+        for place, length in enumerate(norms):
+            sane = len(norms) < 3 or length <= self._ratio * middle or middle == 0
+            detail = f"the norm of {{}}, {length:.4g}, is far above the median {middle:.4g}"
             self._streams.require(sane or place == self._me, place, detail)
 
     def _average(self, weights: list[float], norms: list[float]) -> None:

@@ -20,11 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from peer.exchange.group.rounding import Rounded, Rounding, Slice, borders
-from peer.rounds.contribution import Readable, copy_own, host_vector, parts, scratch
+from peer.rounds.contribution import Readable, copy_own, host_vector, norm, parts, scratch
 
 SHARES = (1.0, 0.5, 0.25, 0.0)  # of what is kept of a mean
 
@@ -68,13 +67,9 @@ def round_mean(
             mean.copy_(exact).add_(kept, alpha=share)
         sent = rounding.apply(mean)
         lost = exact - mean
-        if norm_of(lost) <= most:
+        if norm(lost) <= most:
             break
     return sent, lost
-
-
-def norm_of(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
 
 def mean_of_slices(
@@ -91,7 +86,7 @@ def mean_of_slices(
         for me in range(count):
             sent = given[me][place]
             copy_own(sent if me == place else Rounded(sent, rounding), room)
-            norms.append(norm_of(room))
+            norms.append(norm(room))
             total.add_(room)
         _, lost = round_mean(total.mul_(1 / count), None if own is None else own[start:stop], norms, rounding)
         for me, mine in enumerate(owed):

@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from peer.rounds.contribution import Readable, host_vector
+from peer.rounds.contribution import Readable, host_vector, norm
 
 PROJECTIONS = 32  # with these the mean square is within a quarter of ‖x‖², as a rule
 LONGEST_CONTRIBUTION = 1.5  # times the median norm of the contributions to a slice
@@ -51,22 +52,24 @@ class Sketches:
     def __init__(self, seed: str, numel: int) -> None:
         # r is the outer product of two sign vectors: a matrix of elements is multiplied from both sides
         self._width = max(1, min(WIDTH, numel))
-        self._across = _signs(f"{seed} across", self._width)
+        # fp64: a program may let torch multiply fp32 in fewer bits. numpy would multiply with all cores.
+        self._across = _signs(f"{seed} across", self._width).double()
         self._down = _signs(f"{seed} down", math.ceil(numel / self._width))
 
     def of(self, vector: Readable) -> Sketch:
         """Reads the vector once, part by part."""
         width, height = self._width, min(HEIGHT, len(self._down))
-        room, square, projections = host_vector(height * width), 0.0, np.zeros(PROJECTIONS)
+        room, squares, projections = host_vector(height * width), 0.0, torch.zeros(PROJECTIONS, dtype=torch.float64)
+        matrix = torch.empty(height, width, dtype=torch.float64, device="cpu")
         for first in range(0, len(self._down), HEIGHT):
             start, down = first * width, self._down[first : first + HEIGHT]
             part = room[: min(vector.numel - start, len(room))]
             vector.read(start, part)
             room[len(part) :] = 0
-            square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
-            matrix = room.numpy().reshape(height, width)[: len(down)]
-            projections += ((matrix @ self._across) * down).sum(0, dtype=np.float64)
-        return Sketch(math.sqrt(square), projections)
+            squares += norm(part) ** 2
+            matrix.copy_(room.view(height, width))
+            projections += ((matrix[: len(down)] @ self._across) * down).sum(0)
+        return Sketch(math.sqrt(squares), projections.numpy())
 
 
 def factors(norms: Sequence[float]) -> list[float]:
@@ -78,9 +81,8 @@ def factors(norms: Sequence[float]) -> list[float]:
     return [min(1.0, reach / norm) if reach and norm else 1.0 for norm in norms]
 
 
-def _signs(seed: str, rows: int) -> np.ndarray:
+def _signs(seed: str, rows: int) -> Tensor:
     """±1, fp32 ``[rows, PROJECTIONS]``: the same on every machine."""
     drawn = hashlib.shake_256(seed.encode()).digest(rows * PROJECTIONS // 8)
     bits = np.unpackbits(np.frombuffer(drawn, np.uint8)).reshape(rows, PROJECTIONS)
-    signs: np.ndarray = bits.astype(np.float32) * 2 - 1
-    return signs
+    return torch.from_numpy(bits.astype(np.float32) * 2 - 1)
