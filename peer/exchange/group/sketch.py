@@ -59,7 +59,8 @@ class Sketches:
     def of(self, vector: Readable) -> Sketch:
         """Reads the vector once, part by part."""
         width, height = self._width, min(HEIGHT, len(self._down))
-        room, squares, projections = host_vector(height * width), 0.0, torch.zeros(PROJECTIONS, dtype=torch.float64)
+        room, squares = host_vector(height * width), 0.0
+        projections = torch.zeros(PROJECTIONS, dtype=torch.float64, device="cpu")
         matrix = torch.empty(height, width, dtype=torch.float64, device="cpu")
         for first in range(0, len(self._down), HEIGHT):
             start, down = first * width, self._down[first : first + HEIGHT]
