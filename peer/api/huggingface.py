@@ -182,7 +182,10 @@ class OuterLoopCallback(TrainerCallback):
         if state["last_epoch"] <= step < min(before, scheduler.last_epoch):
             scheduler.load_state_dict(deepcopy(state))
             for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate)  # schedules, too, change it in place
+                else:
+                    group["lr"] = rate
 
     def _leave_at_the_end(self, state: TrainerState, control: TrainerControl) -> None:
         """When no step follows: the trainer may load its best weights, into which a running swap would be mixed."""
