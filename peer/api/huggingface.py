@@ -26,9 +26,9 @@ from torch.utils.hooks import RemovableHandle
 from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from peer import logs
-from peer.api.loop import OuterLoop
+from peer.api.loop import INTERRUPTED, OuterLoop
 from peer.config.files import replacing
-from peer.errors import one_line
+from peer.errors import RunError, one_line
 
 log = logs.get_logger("huggingface")
 OUTER_FILE = "outer.pt"  # in each of the trainer's checkpoints
@@ -130,7 +130,7 @@ class OuterLoopCallback(TrainerCallback):
         logged = parts.get("logs") or {}
         self._logged = logged.get("loss", self._logged)
         if {"train_loss", "total_flos"} <= logged.keys():  # only the trainer's last line has both
-            self.close()
+            self._leave()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """The trainer has written a checkpoint: add the peer's state."""
@@ -142,7 +142,7 @@ class OuterLoopCallback(TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """Leave the swarm."""
-        self.close()
+        self._leave()
 
     def _follow(self, scheduler: Any) -> None:
         """The learning rate of the swarm's step, where it depends on steps alone: near the swarm's end a newcomer would
@@ -190,15 +190,18 @@ class OuterLoopCallback(TrainerCallback):
     def _leave_at_the_end(self, state: TrainerState, control: TrainerControl) -> None:
         """When no step follows: the trainer may load its best weights, into which a running swap would be mixed."""
         if control.should_training_stop or state.global_step >= state.max_steps:
-            self.close()
+            self._leave()
 
     def close(self) -> None:
-        """Leave the swarm; call it after an exception too."""
+        """Call it after an exception: leave the swarm and wait for nothing. At its end the training has left it."""
+        self._leave(RunError(INTERRUPTED))
+
+    def _leave(self, error: RunError | None = None) -> None:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
         if self.outer is not None:
-            self.outer.close()
+            self.outer.close(error)
 
     def _saved(self, args: TrainingArguments, state: TrainerState, written: str) -> dict[str, Any] | None:
         """The peer's state of the checkpoint from which the trainer has resumed: it does not say which folder that is.

@@ -12,7 +12,6 @@ swaps and takes the outer step in parts in the next calls; blocking.py does so i
 from __future__ import annotations
 
 import atexit
-import contextlib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -81,7 +80,7 @@ class OuterLoop:
             self._timer.lap()
             self._begin()
             self._stack = stack.pop_all()
-        atexit.register(self._leave)  # if the program ends without close()
+        atexit.register(self.close, RunError(INTERRUPTED))  # if the program ends without close(), as after an error
         if self.done:
             self.close()
 
@@ -155,39 +154,39 @@ class OuterLoop:
         return self.last if self.ended else None
 
     @without_autocast()
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Wait for a running swap and leave the swarm; at the end of a run with DiLoCo, wait for who takes the weights
         of its last round too. The model keeps its weights. A second call does nothing.
+
+        ``error``: why the program cannot go on. After one nothing is waited for: what the accelerator does may not end.
         """
         if self._stop.requested or os.getpid() != self._process:  # a forked data loader is not the peer
             return
         logs.on_behalf_of(self._logfile)
+        if error is None and not self._step_ended:
+            error = RunError(INTERRUPTED)
         try:
-            if self._step_ended and not self._member.presence.failure:
+            if error is None and not self._member.presence.failure:
                 self._training.close()
                 self._boundary.finish()
                 if self.done:
                     self._member.stay()
         finally:
-            self._leave(None if self._step_ended else RunError(INTERRUPTED))
+            self._leave(error)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None:
-            self.close()
-        elif not self._stop.requested:
-            with contextlib.suppress(KeyboardInterrupt):  # it must not replace the program's own exception
-                self._leave(error)
+        try:
+            self.close(error)
+        except KeyboardInterrupt:
+            if error is None:  # otherwise it would replace the program's own exception
+                raise
 
-    def _leave(self, error: BaseException | None = None) -> None:
-        """``error``: why; the accelerator is not waited for after one."""
-        if self._stop.requested or os.getpid() != self._process:
-            return
-        logs.on_behalf_of(self._logfile)
+    def _leave(self, error: BaseException | None) -> None:
         self._stop.request()
-        atexit.unregister(self._leave)
+        atexit.unregister(self.close)
         try:
             self._stack.__exit__(*(None, None, None) if error is None else (type(error), error, error.__traceback__))
         except KeyboardInterrupt:

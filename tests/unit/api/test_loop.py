@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 from unittest.mock import Mock, patch
@@ -18,6 +19,7 @@ from torch import nn
 import peer
 from peer import logs
 from peer.api.config import OwnConfig, OwnRun
+from peer.api.huggingface import OuterLoopCallback
 from peer.api.loop import OuterLoop
 from peer.config.methods import DecoupledConfig
 from peer.errors import RunError, UserError
@@ -55,6 +57,7 @@ def watched_loop(step: int = 5, total: int = 100) -> tuple[OuterLoop, Any]:
     with patch.multiple("peer.api.loop", **parts), patch.object(logs, "attached", lambda *_: nullcontext()):
         outer = OuterLoop(nn.Linear(1, 1), config, (), None)
     watched.reset_mock()
+    watched.at_exit = partial(*parts["atexit"].register.call_args.args)
     return outer, watched
 
 
@@ -194,6 +197,27 @@ def test_after_an_error_the_loop_does_not_wait_for_the_accelerator(error: BaseEx
         assert raised is error and raised.__traceback__ is not None
         assert raised.__traceback__.tb_next is None  # as the program has raised it
     assert synchronize.called == (error is None) and watched._stop.request.called
+
+
+def at_the_programs_end(outer: OuterLoop, watched: Any) -> None:
+    watched.at_exit()
+
+
+def by_a_trainers_callback(outer: OuterLoop, watched: Any) -> None:
+    callback = OuterLoopCallback()
+    callback.outer = outer
+    callback.close()
+
+
+@pytest.mark.parametrize("leave", [at_the_programs_end, by_a_trainers_callback])
+def test_a_loop_that_an_error_left_open_waits_neither_for_the_accelerator_nor_for_a_swap(
+    leave: Callable[[OuterLoop, Any], None],
+) -> None:
+    """Who calls these is not told of the error."""
+    outer, watched = watched_loop()
+    outer._timer._synchronize = synchronize = Mock()
+    leave(outer, watched)
+    assert not synchronize.called and not watched._boundary.finish.called and watched._member.close.called
 
 
 def test_a_loop_whose_step_did_not_end_closes_without_waiting_for_the_accelerator() -> None:
