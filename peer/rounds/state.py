@@ -41,6 +41,13 @@ class Lineage(NamedTuple):
 NO_ROUNDS = Lineage()
 
 
+def witnessed(digest: str, lineages: Sequence[Lineage]) -> int:
+    """The contributions that more than a third of the ``lineages`` with any have at least, and with this ``digest``."""
+    trained = [it for it in lineages if it.contributions]
+    done = sorted((it.contributions if it.digest == digest else 0 for it in trained), reverse=True)
+    return done[len(done) // 3] if done else 0
+
+
 @dataclass(frozen=True)
 class State:
     """A peer's outer state at a boundary, ``phase_steps_done`` inner steps ago; ``vectors``: flat fp32, host.

@@ -18,7 +18,7 @@ from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Stream, StreamLost
 from peer.rounds.progress import may_be_late
-from peer.rounds.state import MAX_MEMBERS, Lineage
+from peer.rounds.state import MAX_MEMBERS, Lineage, witnessed
 from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Assembly, Group, Link, Newest, Seat
 from peer.swarm.context import SwarmContext
@@ -228,13 +228,14 @@ class GroupLeader:
         Contributions count before members: a swarm that comes back from checkpoints goes on from the newest one, and
         after a split many peers that began anew do not undo what a few have trained.
 
-        Of unequal replicas, what most of those began with that have trained counts first: they need nothing else of one
-        another, so none of them takes other weights because of what one member says to have done.
+        Of unequal replicas, what more than a third of those that have trained say to have done counts first: they need
+        nothing else of one another, so none of them takes other weights because of what up to a third say. A part of
+        more than a third keeps its weights when a larger one has done less. One against two has no witness.
         """
         ready = [(it, it.ready.lineage) for it in self._joined.values() if it.ready is not None]
         held = Counter([own, *(lineage for _, lineage in ready)])
-        trained = Counter(it.digest for it in held.elements() if it.contributions and not self._equal)
-        reference = max(held, key=lambda it: (trained[it.digest], it.contributions, held[it], it.digest))
+        done = {} if self._equal else {it: witnessed(it, list(held.elements())) for it in {it.digest for it in held}}
+        reference = max(held, key=lambda it: (done.get(it.digest, 0), it.contributions, held[it], it.digest))
         return reference, [it for it, lineage in ready if self._must_update(lineage, reference)]
 
     def _must_update(self, lineage: Lineage, reference: Lineage) -> bool:

@@ -464,14 +464,41 @@ def test_one_unequal_replica_gives_the_others_no_weights(leads: bool) -> None:
 
 
 @pytest.mark.parametrize("equal", [False, True])
-def test_many_that_have_not_trained_undo_nothing(equal: bool) -> None:
+@pytest.mark.parametrize(
+    ("others", "own"),
+    [
+        ([("new", 0)] * 3, ("x", 1)),
+        ([("new", 3)] * 3 + [("x", 2000)], ("x", 2000)),  # one round: they undid a thousand
+        ([("new", 3)] * 3 + [("x", 2000), ("x", 0), ("x", 0)], ("x", 2000)),  # these two have nothing to lose
+        ([("x", 2000)] * 2 + [("new", 3)] * 2, ("new", 3)),  # of the new ones, one leads
+    ],
+)
+def test_many_that_have_not_trained_undo_nothing(
+    others: list[tuple[str, int]], own: tuple[str, int], equal: bool
+) -> None:
     async def scene(harness: Harness) -> None:
-        for name in "bcd":
-            await harness.ready(name, Lineage("new", 0))
+        for name, lineage in zip("bcdefg", others, strict=False):
+            await harness.ready(name, Lineage(*lineage))
         await asyncio.sleep(0.1)
-        assert harness.leader._outdated(X._replace(contributions=1))[0].digest == X.digest
+        assert harness.leader._outdated(Lineage(*own))[0].digest == "x"
 
     run(scene, equal=equal)
+
+
+@pytest.mark.parametrize(
+    ("liars", "honest", "believed"), [(1, 2, False), (2, 4, False), (3, 6, False), (2, 3, True), (2, 1, True)]
+)
+def test_up_to_a_third_of_unequal_replicas_give_the_others_no_weights(liars: int, honest: int, believed: bool) -> None:
+    """Two, three or more can say the same. A lone peer that has trained has no witness against two."""
+
+    async def scene(harness: Harness) -> None:
+        said = [Lineage("zz", 51200)] * liars + [Lineage("x", 600)] * (honest - 1)
+        for name, lineage in zip("bcdefghi", said, strict=False):
+            await harness.ready(name, lineage)
+        await asyncio.sleep(0.1)
+        assert harness.leader._outdated(Lineage("x", 600))[0].digest == ("zz" if believed else "x")
+
+    run(scene, equal=False)
 
 
 @pytest.mark.parametrize(("done", "alone"), [(0, 0), (9, 0), (9, 1)])
