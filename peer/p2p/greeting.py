@@ -3,6 +3,7 @@
     caller: Greeting, its first message     called: reads it, then listens | Refusal, and closes
 
 The caller does not wait for an answer, so no round trip is added; a refusal is raised where it reads the first answer.
+It compares the wire versions. Names of protocols have none: a stream of another name does not open, and says no reason.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Message, Refusal, Refus
 
 log = get_logger("greeting")
 
-WIRE_VERSION = 6  # of all messages between members; raised with every change of one
+WIRE_VERSION = 7  # of all messages between members; raised with every change of one
 OTHER_LAYOUT = "its model has another layout"
 WARNED_PEERS = 1000
 

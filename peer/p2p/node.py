@@ -66,7 +66,6 @@ class Node(LoopThread):
         self._daemon: Daemon | None = None
         self._p2p: CheckedP2P | None = None
         self._dht: DHTNode | None = None
-        self._served: set[str] = set()
         self.own = OwnAddresses(self.open, self.visible, settings.initial_peers, self.background, self.proven)
 
     # -- from the main thread ------------------------------------------------------------------------
@@ -239,7 +238,6 @@ class Node(LoopThread):
                 stream.close()
 
         await self.p2p.add_binary_stream_handler(protocol, handle)
-        self._served.add(protocol)
 
     def anchors(self) -> list[PeerID]:
         """See :func:`peer.p2p.dht.anchors.anchors_of`."""
@@ -276,7 +274,7 @@ class Node(LoopThread):
 
         One that is dialled by private addresses does both: members of other networks may join at any time.
         """
-        await self.serve(dialback.DIALBACK_PROTOCOL, dialback.DialBack(lambda: sorted(self._served)).answer)
+        await self.serve(dialback.DIALBACK_PROTOCOL, dialback.DialBack().answer)
         if not reach.relayed:
             serving = relay.Relay(self._open_raw, self.proven)
             await self.serve(relay.RELAY_PROTOCOL, serving.hold, limit=RESERVATION_STREAMS)

@@ -28,7 +28,7 @@ from peer.p2p.stream import MESSAGE_TIMEOUT, Message, Open, Refusal, Stream, Str
 from peer.rounds.backoff import Proven
 from peer.rounds.transfer_rule import IN_BUFFERS, LEAST_RATE
 
-SPEED_PROTOCOL = "noloco/speed/1"
+SPEED_PROTOCOL = "noloco/speed"
 SPEED_SECONDS = 4.0  # of reading in a test
 WARM_UP = 1.0  # seconds of these that do not count
 SPEED_BYTES = 16 * 2**20  # that a test sends at most

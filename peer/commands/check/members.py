@@ -1,4 +1,4 @@
-"""The members of the swarm: do they have the same configuration and protocols, does one have this peer's key?"""
+"""The members of the swarm: do they have the same configuration and version, does one have this peer's key?"""
 
 from __future__ import annotations
 
@@ -10,21 +10,13 @@ from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 from peer.commands.check.local import identity_file, own_folder
 from peer.commands.check.speed import lines
 from peer.config.digest import digest
-from peer.errors import one_line
-from peer.exchange.group.streams import REDUCE_PROTOCOL
 from peer.p2p import identity
-from peer.p2p.admission import gate
 from peer.p2p.admission.dht_rules import Authority
-from peer.p2p.greeting import MemberNode
-from peer.p2p.reachability import dialback, relay
-from peer.p2p.reachability.dialback import Busy, ask
-from peer.p2p.speed import SPEED_PROTOCOL
-from peer.p2p.stream import BadMessage, StreamLost
+from peer.p2p.greeting import OTHER_LAYOUT, MemberNode
+from peer.p2p.stream import Refused
 from peer.swarm.directory.directory import present_members
 from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.grouping.known_members import GATHER_PROTOCOL
-from peer.swarm.pairing.proposals import MEET_PROTOCOL
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
 DHT_JOIN_TIMEOUT = 60.0  # seconds
@@ -77,44 +69,24 @@ def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -
 
 def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
     """The first key in which a member's run differs, from its refusal."""
-    refused = node.call(node.refused_by(record.peer_id, STATE_PROTOCOL, record.addresses), 2 * MEMBER_TIMEOUT)
+    refused = _refusal(node, record)
     if refused is not None:
         return node.member.difference(refused)
     return f"its digest is {record.config}, ours {digest(config.run)}"
 
 
 def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Finding]:
-    own = spoken()
+    """Our greeting has no layout, so a member that fits refuses it for that alone."""
     for record in records:
-        try:
-            it = node.call(ask(node.open, record.peer_id, record.addresses, []), 2 * MEMBER_TIMEOUT)
-        except (StreamLost, BadMessage, TimeoutError) as error:
-            yield warn("members", f"{record.name}: {one_line(error)}", "it may have left, or cannot be dialled")
-            continue
-        if isinstance(it, Busy):
-            continue
-        unlike = unlike_protocols(own, it.answer.protocols)
-        if unlike:
-            said = f"{record.name} has noloco-peer {it.answer.version} and speaks {unlike[1]}, this one {unlike[0]}"
-            yield fail("version", said, f"install the same version (here: {__version__})")
-        elif it.answer.version != __version__:
-            said = f"{record.name} has noloco-peer {it.answer.version}, this one {__version__}"
-            yield ok("version", f"{said}: they have the same protocols")
+        refused = _refusal(node, record)
+        if refused is None:
+            yield warn("members", f"{record.name} does not answer", "it may have left, or cannot be dialled")
+        elif str(refused) == OTHER_LAYOUT:
+            yield ok("version", f"{record.name} understands this noloco-peer ({__version__})")
         else:
-            yield ok("version", f"{record.name} has noloco-peer {it.answer.version} too")
+            said = f"{record.name} refuses this peer: {node.member.difference(refused)}"
+            yield fail("version", said, f"install the same version (here: {__version__})")
 
 
-def spoken() -> list[str]:
-    """The stream protocols of this version."""
-    own = [dialback.DIALBACK_PROTOCOL, gate.ADMISSION_PROTOCOL, relay.RELAY_PROTOCOL]
-    return [*own, SPEED_PROTOCOL, REDUCE_PROTOCOL, STATE_PROTOCOL, MEET_PROTOCOL, GATHER_PROTOCOL]
-
-
-def unlike_protocols(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str] | None:
-    """The first protocol with two versions, such as ``noloco/meet/1`` and ``noloco/meet/2``."""
-    own = {it.rpartition("/")[0]: it for it in ours}
-    for other in theirs:
-        mine = own.get(other.rpartition("/")[0])
-        if mine is not None and mine not in theirs:
-            return mine, other
-    return None
+def _refusal(node: MemberNode, record: MemberRecord) -> Refused | None:
+    return node.call(node.refused_by(record.peer_id, STATE_PROTOCOL, record.addresses), 2 * MEMBER_TIMEOUT)

@@ -20,7 +20,7 @@ from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
 
 GroupResult = TypeVar("GroupResult")
-REDUCE_PROTOCOL = "noloco/reduce/7"
+REDUCE_PROTOCOL = "noloco/reduce"
 HELLO_TIMEOUT = 5.0  # seconds
 MOST_WAITING = 512  # incoming streams that were not taken yet
 

@@ -20,7 +20,7 @@ from peer.p2p.stream import MESSAGE_TIMEOUT, Message, Stream, StreamLost
 
 log = get_logger("admission")
 
-ADMISSION_PROTOCOL = "noloco/admission/1"
+ADMISSION_PROTOCOL = "noloco/admission"
 LOGGED_REFUSALS = 1000  # ids; each is logged once
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from peer import __version__, clock
+from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_circuit, tcp_of
 from peer.p2p.budgets import DIALBACKS, Spending
@@ -28,12 +28,11 @@ from peer.rounds.backoff import Proven
 
 log = get_logger("dialback")
 
-DIALBACK_PROTOCOL = "noloco/dialback/1"
+DIALBACK_PROTOCOL = "noloco/dialback"
 DIAL_TIMEOUT = 3.0  # seconds for one address
 PLACES = 4  # addresses in one question
 AT_ONCE = 8  # questions
 LONGEST_BUSY = 60.0  # seconds that an asker may be told to wait
-NAMES = 32  # protocols in an answer
 
 Text = Annotated[str, Field(max_length=128)]
 Short = Annotated[str, Field(max_length=64, pattern=r"^[ -~]*$")]  # a part of one line
@@ -62,8 +61,6 @@ class Answer(Message):
     """``observed``: the IP address from which the asker's connection comes, empty when it came through a relay."""
 
     kind: Literal["answer"] = "answer"
-    version: Short  # of noloco-peer
-    protocols: Annotated[list[Short], Field(max_length=NAMES)]  # that this node serves
     now: Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]  # unix seconds
     observed: Annotated[Short, AfterValidator(_ip_or_nothing)]
     tried: Annotated[list[Tried], Field(max_length=PLACES)]
@@ -81,10 +78,10 @@ Dial = Callable[[str, int, float], Awaitable[str]]
 
 
 class DialBack:
-    """Serves :data:`DIALBACK_PROTOCOL`. ``served``: the protocols of this node; ``dial``: :func:`who_answers`."""
+    """Serves :data:`DIALBACK_PROTOCOL`. ``dial``: :func:`who_answers`."""
 
-    def __init__(self, served: Callable[[], Sequence[str]], dial: Dial = who_answers) -> None:
-        self._served, self._dial = served, dial
+    def __init__(self, dial: Dial = who_answers) -> None:
+        self._dial = dial
         self._asked, self._room = Spending(DIALBACKS, Proven()), asyncio.Semaphore(AT_ONCE)
 
     async def answer(self, stream: Stream) -> None:
@@ -99,9 +96,7 @@ class DialBack:
             return
         async with self._room:
             tried = await asyncio.gather(*(self._try(it, observed, stream.remote) for it in asked.places))
-        protocols = sorted(self._served())[:NAMES]
-        answer = Answer(version=__version__, protocols=protocols, now=clock.unix(), observed=observed, tried=tried)
-        await stream.send_last(answer, MESSAGE_TIMEOUT)
+        await stream.send_last(Answer(now=clock.unix(), observed=observed, tried=tried), MESSAGE_TIMEOUT)
 
     async def _try(self, place: str, observed: str, asker: str) -> Tried:
         found = tcp_of(place)

@@ -34,7 +34,7 @@ from peer.rounds.backoff import Proven
 
 log = get_logger("relay")
 
-RELAY_PROTOCOL = "noloco/relay/1"
+RELAY_PROTOCOL = "noloco/relay"
 PING_SECONDS = 10.0  # between two pings of a holder
 PING_PAUSE = 1.0  # seconds after a pong in which no other ping is read: a flood of them would hold the event loop
 PONG_TIMEOUT = 15.0  # seconds: a slow line is full while a swap is on it

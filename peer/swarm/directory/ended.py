@@ -22,7 +22,7 @@ from peer.rounds.types import Name
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, Duration, MemberRecord
 
-ENDED_PROTOCOL = "noloco/ended/1"
+ENDED_PROTOCOL = "noloco/ended"
 ENDED_RUNS = 4  # that are kept after their end: those that lasted longest
 ENDED_PEERS = 32  # of each of them: those that gave most
 

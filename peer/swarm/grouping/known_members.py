@@ -25,7 +25,7 @@ from peer.swarm.grouping.messages import LeaderNotice
 
 log = get_logger("grouping")
 
-GATHER_PROTOCOL = "noloco/gather/6"
+GATHER_PROTOCOL = "noloco/gather"
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
 UNREACHED_PHASES = 2.0  # inner phases until one that could not be reached is asked again

@@ -33,7 +33,7 @@ from peer.swarm.pairing.candidate_order import CandidateOrder
 
 log = get_logger("pairing")
 
-MEET_PROTOCOL = "noloco/meet/2"
+MEET_PROTOCOL = "noloco/meet"
 ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between two looks or proposals, whatever the phase
 QUIET_SECONDS = 1.0  # between two looks while there is nothing to propose: a request to stop or pause has no event

@@ -29,7 +29,7 @@ from peer.rounds.types import Count
 
 log = get_logger("join")
 
-STATE_PROTOCOL = "noloco/state/5"
+STATE_PROTOCOL = "noloco/state"
 STATE_TIMEOUT = 10.0  # seconds for one message
 STATE_STALL = 10.0  # seconds without a byte
 STATE_LEAST = 600.0  # seconds that any state may take; a large one takes longer

@@ -80,7 +80,7 @@ class SimulatedNode(MemberNode):
 
     async def _offer(self, reach: Reachability) -> None:
         await super()._offer(reach)
-        await self.serve(DIALBACK_PROTOCOL, DialBack(lambda: sorted(self._served), self._who_answers).answer)
+        await self.serve(DIALBACK_PROTOCOL, DialBack(self._who_answers).answer)
         if self.bad_relay and not reach.relayed:
             await self.serve(RELAY_PROTOCOL, partial(bad_relays.hold, self.bad_relay), limit=RESERVATION_STREAMS)
 

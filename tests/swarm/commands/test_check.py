@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from peer.config.digest import digest
+from peer.config.load import load
+from peer.p2p import greeting
 from tests.swarm.support.harness import DEMO, TINY, Swarm, clock_ahead
+from tests.swarm.support.node_peer import Peer
 
 LONG = ("run.steps=1000000", "run.inner_steps=60")
 
@@ -49,7 +53,7 @@ def test_the_findings_in_a_swarm_that_trains(swarm: Swarm) -> None:
     line(said, "ok    clock")
     line(said, "ok    reachability")
     assert "for direct connections" in line(said, "ok    direct")
-    assert "a has noloco-peer" in line(said, "ok    version")
+    assert "a understands this noloco-peer" in line(said, "ok    version")
     assert "this machine can join" in said.splitlines()[-1]
     assert not (swarm.folder / "b").exists()  # it leaves no files
 
@@ -75,6 +79,19 @@ def test_the_findings_in_a_swarm_that_trains(swarm: Swarm) -> None:
     code, said = check(swarm, "e", f"peer.network.port={taken}", address=address)
     assert code == 1 and taken in line(said, "fail  port")
     line(said, "ok    swarm")  # the other checks still run
+
+
+def test_a_member_of_another_wire_version_is_a_failure(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``train`` is refused there; names of protocols were compared, so that this machine could join."""
+    monkeypatch.setattr(greeting, "WIRE_VERSION", 99)
+    same = digest(load(DEMO, [*TINY, *LONG, "run.name=test"], environment={}).run)
+    member = Peer("old", swarm.folder, (), config=same)
+    try:
+        code, said = check(swarm, "b", "run.name=test", address=member.node.addresses[0])
+    finally:
+        member.presence.leave()
+    assert code == 1
+    assert ": old" in line(said, "ok    swarm") and "(wire version 99)" in line(said, "fail  version")
 
 
 def test_the_speed_of_the_line_to_the_members(swarm: Swarm) -> None:

@@ -38,6 +38,7 @@ class Peer:
         settings: RendezvousConfig | None = None,
         snapshot: Callable[[], State] | None = None,
         tokens_per_step: float = 0.0,
+        config: str = "c",
     ) -> None:
         key = folder / f"{name}.key"
         identity.load_or_create(key)
@@ -47,7 +48,7 @@ class Peer:
         self.waits: list[float] = []
         self.groups: list[Group] = []
         self.progress, self.stop = Progress(), Stop()
-        member = MemberIdentity(name, "test", "c", "{}", "layout")
+        member = MemberIdentity(name, "test", config, "{}", "layout")
         self.node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=initial, bulk_port="auto"), None, member)
         self.node.start()
         self.presence = Presence(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -9,6 +10,8 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,24 +20,32 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peer import __version__
 from peer.commands import cli
 from peer.commands.check import local, network, training
 from peer.commands.check.finding import Finding, ok, warn
-from peer.commands.check.members import spoken, unlike_protocols
+from peer.commands.check.members import _versions
 from peer.commands.check.reach import reachability
+from peer.config.digest import canonical, digest_of
 from peer.config.load import load
-from peer.config.schema import Config
+from peer.config.schema import Config, RunConfig
 from peer.data import corpus
 from peer.outer.method import vector_names
 from peer.p2p.admission.invitation import INVITED_KEY, Owner, accept, invite
+from peer.p2p.greeting import WIRE_VERSION, MemberIdentity
 from peer.p2p.reachability.decide import View
 from peer.p2p.reachability.dialback import Answer, Heard
+from peer.p2p.stream import Refused
 from peer.process import LoopContext
 from peer.replica import memory
 from peer.replica.memory import estimate
 from peer.swarm.state_transfer.donor import CLIENTS
 from peer.training import replica
 from tests.unit.hub.server import Hub
+from tests.unit.parts import member_record
+
+TEXT, OTHER = (canonical(RunConfig(steps=steps)) for steps in (10, 20))
+DIGEST = digest_of(TEXT)
 
 
 def config(*sets: str) -> Config:
@@ -57,7 +68,7 @@ def test_a_finding_is_one_line_whatever_is_in_it() -> None:
 def test_who_is_dialled_by_a_private_address_hears_of_a_relay_where_it_will_have_one(
     observed: str, sets: tuple[str, ...], relayed: bool
 ) -> None:
-    answer = Answer(version="0.2.0", protocols=[], now=0.0, observed=observed, tried=[])
+    answer = Answer(now=0.0, observed=observed, tried=[])
     seen = View("/ip4/45.0.0.1/tcp/1/p2p/Qm", Heard(answer, 0.0), {f"/ip4/{observed}/tcp/4001": "reached"})
     (found,) = reachability([seen], config(*sets).peer.network)
     assert found.level == "ok" and ("through a relay" in found.line()) is relayed
@@ -201,14 +212,37 @@ def test_memory_that_is_short_only_while_newcomers_are_served_is_a_warning(monke
         assert levels(training.memory(large, 1)) == [level], free
 
 
-def test_protocols_of_another_version_are_named() -> None:
-    own = spoken()
-    assert len(set(own)) == len(own) >= 6
-    assert unlike_protocols(own, [*own, "noloco/new/1"]) is None
-    assert unlike_protocols(["noloco/meet/1", "noloco/state/3"], ["noloco/state/4", "noloco/meet/1"]) == (
-        "noloco/state/3",
-        "noloco/state/4",
-    )
+class Greeted:
+    """The node of a check, whose greeting each member answers as it is; one that is ``None`` does not answer."""
+
+    def __init__(self, *members: MemberIdentity | None, wire: int = WIRE_VERSION) -> None:
+        self.member = MemberIdentity("check", "demo", DIGEST, TEXT, layout="")
+        self._greeting = self.member.greeting.model_copy(update={"wire": wire})
+        self._members = {f"m{number}": member for number, member in enumerate(members)}
+
+    async def refused_by(self, peer_id: str, protocol: str, addresses: Sequence[str]) -> Refused | None:
+        member = self._members[peer_id]
+        refusal = member.refusal(self._greeting) if member is not None else None
+        return None if refusal is None else Refused(refusal)
+
+    def call(self, work: Coroutine[Any, Any, Any], timeout: float) -> Any:
+        return asyncio.run(work)
+
+    def versions(self) -> list[Finding]:
+        return list(_versions(self, [member_record(it) for it in self._members]))  # type: ignore[arg-type]
+
+
+def test_a_member_that_fits_is_told_from_one_that_is_silent_or_trains_something_else() -> None:
+    fits = MemberIdentity("member", "demo", DIGEST, TEXT, "layout")
+    own, silent, other = Greeted(fits, None, replace(fits, config=digest_of(OTHER), canonical=OTHER)).versions()
+    assert own.line().endswith(f"m0 understands this noloco-peer ({__version__})") and own.level == "ok"
+    assert silent.level == "warn" and silent.text == "m1 does not answer"
+    assert other.level == "fail" and "m2 refuses this peer: run.steps is " in other.text
+
+
+def test_a_member_of_another_wire_version_is_a_failure() -> None:
+    (found,) = Greeted(MemberIdentity("member", "demo", DIGEST, TEXT, "layout"), wire=WIRE_VERSION - 1).versions()
+    assert found.level == "fail" and f"(wire version {WIRE_VERSION})" in found.text
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import peer
 from peer import __version__, clock
 from peer.config.digest import canonical
 from peer.config.schema import InnerConfig, RunConfig
@@ -96,6 +99,14 @@ def test_a_peer_of_another_wire_version_is_told_which_is_which(caplog: pytest.Lo
         f"peer cone refuses this peer: it runs noloco-peer {__version__} (wire version {WIRE_VERSION}), "
         f"this peer 9.9.9 (wire version {WIRE_VERSION + 1}): update the older one"
     )
+
+
+def test_no_name_of_a_protocol_has_a_version() -> None:
+    """A stream of another name did not open, so a peer of another version was told no reason."""
+    files = Path(peer.__file__).parent.rglob("*.py")
+    names = [name for path in files for name in re.findall(r'_PROTOCOL = "(.*)"', path.read_text(encoding="utf-8"))]
+    assert len({*names}) == len(names) >= 9
+    assert all(re.fullmatch("noloco/[a-z]+", name) for name in names)
 
 
 def test_a_refusal_of_a_later_version_is_understood() -> None:

@@ -84,12 +84,11 @@ def test_only_the_address_that_the_question_comes_from_is_dialled() -> None:
     dialled = Dialled({("45.0.0.9", 4001): ME, ("45.0.0.9", 4002): OTHER, ("45.0.0.9", 4003): ConnectionRefusedError()})
     places = [f"/ip4/45.0.0.9/tcp/{port}" for port in (4001, 4002, 4003)]
     victim = "/ip4/8.8.8.8/tcp/443"
-    heard = run(asked(DialBack(lambda: ["noloco/meet/1"], dialled), "/ip4/45.0.0.9/tcp/60000", [*places, victim]))
+    heard = run(asked(DialBack(dialled), "/ip4/45.0.0.9/tcp/60000", [*places, victim]))
     assert isinstance(heard, Heard)
     assert [it.result for it in heard.answer.tried] == ["reached", "another", "refused", "not_yours"]
     assert sorted(dialled.calls) == [("45.0.0.9", port) for port in (4001, 4002, 4003)]  # and not the third party
     assert heard.answer.observed == "45.0.0.9"
-    assert heard.answer.protocols == ["noloco/meet/1"]
     assert abs(heard.ahead) < 0.5
 
 
@@ -108,7 +107,7 @@ def test_only_the_address_that_the_question_comes_from_is_dialled() -> None:
 )
 def test_what_is_no_address_of_the_asker_is_not_dialled(place: str) -> None:
     dialled = Dialled({})
-    heard = run(asked(DialBack(list, dialled), "/ip4/45.0.0.9/tcp/60000", [place]))
+    heard = run(asked(DialBack(dialled), "/ip4/45.0.0.9/tcp/60000", [place]))
     assert isinstance(heard, Heard) and [it.result for it in heard.answer.tried] == ["not_yours"]
     assert not dialled.calls
 
@@ -116,7 +115,7 @@ def test_what_is_no_address_of_the_asker_is_not_dialled(place: str) -> None:
 def test_who_comes_through_a_relay_is_not_dialled_where_the_relay_is() -> None:
     dialled = Dialled({})
     origin = f"{RELAY}/p2p-circuit"
-    heard = run(asked(DialBack(list, dialled), origin, ["/ip4/45.1.2.3/tcp/31337"]))
+    heard = run(asked(DialBack(dialled), origin, ["/ip4/45.1.2.3/tcp/31337"]))
     assert isinstance(heard, Heard) and heard.answer.observed == ""
     for text in ("x", "45.0.0.9\n", "45.0.0.256"):  # where it goes, only an address can be read
         with pytest.raises(ValidationError):
@@ -128,7 +127,7 @@ def test_who_asks_too_often_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     each = int(DIALBACKS.each * DIALBACKS.burst)
 
     async def often() -> list[Heard | Busy]:
-        served = DialBack(list, Dialled({}))
+        served = DialBack(Dialled({}))
         return [await asked(served, origin, []) for origin in ["/ip4/45.0.0.9/tcp/1"] * (each + 1)]
 
     monkeypatch.setattr("peer.p2p.budgets.clock.monotonic", lambda: 0.0)
@@ -217,7 +216,7 @@ class Others:
     """
 
     def __init__(self, *views: tuple[str, dict[tuple[str, int], str | Exception]]) -> None:
-        self._served = [(origin, DialBack(list, Dialled(reachable))) for origin, reachable in views]
+        self._served = [(origin, DialBack(Dialled(reachable))) for origin, reachable in views]
         self._answers: list[asyncio.Future[None]] = []
         self.opened = Counter[int]()
         self.addresses = [
@@ -339,7 +338,7 @@ def test_many_that_start_at_once_all_learn_that_they_are_behind_a_nat(monkeypatc
     """A node answers few at a time. Whom it had no time for took itself for one that others can dial."""
     monkeypatch.setattr(dialback, "DIAL_TIMEOUT", 0.3)
     silence = Silence()
-    served = DialBack(list, silence)
+    served = DialBack(silence)
 
     async def all_at_once() -> list[Reachability]:
         works = []
