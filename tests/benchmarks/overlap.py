@@ -19,9 +19,6 @@ from tests.benchmarks.convergence.comparison import run_all
 BASE = Case("waited for", "noloco", outer=NOLOCO, steps=SWEEP_STEPS)
 CASES = [
     BASE,
-    replace(BASE, label="late as a whole by 10 steps", delay=10),
-    replace(BASE, label="late as a whole by 5 steps", delay=5),
-    replace(BASE, label="late as a whole by 2 steps", delay=2),
     replace(BASE, label="part by part beside 10 steps", overlap=10),
     replace(BASE, label="part by part beside 25 steps", overlap=25),
     replace(BASE, label="int8", codec="int8"),
@@ -51,7 +48,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     args = options("the cost in loss of overlap and of few bits")
     if args.quick:
-        cases = [replace(case, steps=100) for case in CASES if case.overlap in (0, 10) and case.delay in (0, 10)]
+        cases = [replace(case, steps=100) for case in CASES if case.overlap in (0, 10)]
     else:
         cases = [replace(case, seed=seed) for seed in (0, 1) for case in CASES]
     result = figures(run_all(cases, Known("overlap", args)))

@@ -34,7 +34,6 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
     instead = "instead of run.outer, with its defaults; the last three are controls"
     parser.add_argument("--method", type=Method, choices=list(Method), metavar="|".join(Method), help=instead)
     parser.add_argument("--drop", type=float, default=0.0, metavar="SHARE", help="share of the swaps that fail")
-    parser.add_argument("--delay", type=int, default=0, metavar="K", help="a result arrives K inner steps late")
     swap = "with run.exchange.overlap: a swap takes K inner steps (default: 8, at most half a phase)"
     parser.add_argument("--swap-steps", type=int, metavar="K", help=swap)
     parser.add_argument("--non-iid", action="store_true", help="every replica reads its own part of the text")

@@ -33,7 +33,6 @@ class Options:
     replicas: int
     method: Method
     drop: float = 0.0  # share of the swaps that fail; in a group, share of the members that miss a round
-    delay: int = 0  # inner steps between a boundary and the arrival of its result
     swap_steps: int | None = None  # inner steps during an overlapped swap; 8, or half a phase if that is shorter
     speeds: Sequence[float] = (1.0,)
     non_iid: bool = False  # every replica reads its own part of the text
@@ -50,12 +49,6 @@ class Options:
             raise UserError(f"--replicas {self.replicas}: a simulation needs 2 to {MAX_REPLICAS}")
         if not 0 <= self.drop <= 1:
             raise UserError(f"--drop {self.drop:g}: it is a share, 0 to 1")
-        if not 0 <= self.delay < config.run.inner_steps:
-            raise UserError(f"--delay {self.delay}: from 0 to below run.inner_steps ({config.run.inner_steps})")
-        if self.delay and config.run.exchange.overlap:
-            raise UserError(
-                "--delay is for a result that arrives late as a whole: add --set run.exchange.overlap=false"
-            )
         for name, value in (("--workers", self.workers), ("--swap-steps", self.swap_steps)):
             if value is not None and value < 1:
                 raise UserError(f"{name} {value}: at least 1")
@@ -64,8 +57,8 @@ class Options:
             raise UserError(f"--swap-steps {swap}: below run.inner_steps ({inner_steps}); --network has longer swaps")
         if any(not 0.01 <= speed <= 100 for speed in self.speeds):
             raise UserError("--speeds: each from 0.01 to 100")
-        if ddp and (self.drop or self.delay or set(self.speeds) != {self.speeds[0]}):
-            raise UserError("--method ddp: every step waits for every replica; --drop, --delay and --speeds do not fit")
+        if ddp and (self.drop or set(self.speeds) != {self.speeds[0]}):
+            raise UserError("--method ddp: every step waits for every replica; --drop and --speeds do not fit")
 
 
 def with_method(config: Config, method: Method | None) -> tuple[Config, Method]:

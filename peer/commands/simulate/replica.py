@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from peer.commands.simulate.exchanges import OverlappedSwap
 
 
-@dataclass
-class Pending:
-    """A result that arrives ``steps`` inner steps after its boundary."""
-
-    mean: Tensor
-    steps: int
-    boundary: Tensor  # θ when the contribution was read
-
-
 @dataclass(eq=False)
 class Replica:
     """``speed``: inner steps in a unit of simulated time. ``steps``: of the whole run.
@@ -61,7 +52,6 @@ class Replica:
     first_loss: float | None = None
     last_loss: float | None = None
     merged: int = 0  # rounds of a group of equal replicas that its slow weights include
-    pending: Pending | None = None
     overlapped: OverlappedSwap | None = None  # a swap that begins with the next inner phase
     target: int = 0  # the inner step at which the phase ends
     harmful: list[str] = field(default_factory=list)  # partners whose merges were undone
@@ -98,25 +88,17 @@ class Replica:
         return self.state.outer
 
     def inner_phase(self) -> None:
-        """Train to the next boundary; apply a late result when it arrives, or at the end of the phase."""
+        """Train to the next boundary."""
         if self.overlapped is not None:
             self.overlapped.run()
             self.overlapped = None
         else:
             self.judge()
-        steps = self.target - self.state.inner.step
-        if self.pending is not None:
-            early = min(self.pending.steps, steps)
-            self.train(early)
-            self._arrive(self.pending)
-            steps -= early
-        self.train(steps)
+        self.train(self.target - self.state.inner.step)
 
-    def apply(self, mean: Tensor, delay: int = 0, partner: str = "") -> None:
-        """The outer step: at once, or ``delay`` inner steps from now. ``partner``: with which it was merged."""
-        if delay:
-            self.pending = Pending(mean, delay, self.fast_weights())
-        elif partner:
+    def apply(self, mean: Tensor, partner: str = "") -> None:
+        """The outer step. ``partner``: with which it was merged."""
+        if partner:
             correction = self.pairwise.merge(mean)
             self.try_merge([(0, correction)], partner)
         else:
@@ -130,12 +112,6 @@ class Replica:
         """A round has ended."""
         self.outcomes[outcome] += 1
         self.last_outcome = outcome
-
-    def fast_weights(self) -> Tensor:
-        """A copy of θ, flat fp32."""
-        out = torch.empty(self.state.outer.slow.numel)
-        self.state.outer.slow.read_fast(0, out)
-        return out
 
     def train(self, steps: int) -> None:
         if not steps:
@@ -180,13 +156,6 @@ class Replica:
                 break
             self.rollback.look()
             yield batch
-
-    def _arrive(self, pending: Pending) -> None:
-        """θ ← φ_new + what was trained since the boundary."""
-        since = self.fast_weights().sub_(pending.boundary)
-        self.state.outer.apply(pending.mean)
-        self.state.outer.slow.add_to_fast(since)
-        self.pending = None
 
 
 def _merge(partner: str) -> Averaged:

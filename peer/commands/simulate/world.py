@@ -152,9 +152,9 @@ class World:
             means, verdicts = swap(one, two)
             for replica, other, mean in ((one, two, means[0]), (two, one, means[1])):
                 if both_merged(verdicts):
-                    replica.apply(mean, self._options.delay, other.name)
+                    replica.apply(mean, other.name)
                 else:
-                    replica.apply(average([replica])[0], self._options.delay)
+                    replica.apply(average([replica])[0])
             self._count(one, two, verdicts)
             self._count(two, one, verdicts[::-1])
         for replica, other in ((one, two), (two, one)):
@@ -213,7 +213,7 @@ class World:
                 replica.merged = merged + 1
         mean, size = average(group, self._config.run.exchange.codec)
         for replica in group:
-            replica.apply(mean, self._options.delay)
+            replica.apply(mean)
             replica.bytes_sent += size
             replica.bytes_received += size
             others = [other.name for other in group if other is not replica]

@@ -50,7 +50,6 @@ class Case:
     codec: CodecName = "none"
     optimizer: Literal["adamw", "muon"] = "adamw"
     overlap: int = 0  # inner steps during an overlapped swap; 0: blocking
-    delay: int = 0  # inner steps by which a whole result is applied late
     size: Size = SMALL
 
     @property
@@ -63,10 +62,7 @@ class Case:
         return f"{self.method} {outer} H={self.h} lr={self.lr:g} {swarm}{drop}{more}"
 
     def _unusual(self) -> dict[str, Any]:
-        every = {
-            **{"optimizer": self.optimizer, "codec": self.codec, "overlap": self.overlap},
-            **{"delay": self.delay, "size": self.size.name},
-        }
+        every = {"optimizer": self.optimizer, "codec": self.codec, "overlap": self.overlap, "size": self.size.name}
         return {key: value for key, value in every.items() if value not in ("adamw", "none", 0, "")}
 
     def config(self) -> Config:

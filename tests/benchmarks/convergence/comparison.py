@@ -32,7 +32,6 @@ def run_one(case: Case) -> Row:
         replicas=case.replicas,
         method=Method(case.method),
         drop=case.drop,
-        delay=case.delay,
         swap_steps=case.overlap or 1,
     )
     summary = Simulation(case.config(), options).run(lambda line: None)

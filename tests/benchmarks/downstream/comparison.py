@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from peer.data import open
 from tests.benchmarks.common import Known, command_line, finish, parse
@@ -106,7 +107,7 @@ def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
     config = config.model_copy(update={"run": config.run.model_copy(update={"evaluation": seldom})})
     simulation = Simulation(config, Options(replicas=case.replicas, method=Method(case.method)))
     simulation.run(lambda line: None)
-    weights = [replica.fast_weights() for replica in simulation.replicas]
+    weights = [parameters_to_vector(it.state.inner.model.parameters()).detach() for it in simulation.replicas]
     found = [(case.label, torch.stack(weights).mean(0))]
     if case.label in ONE_OF_SEVERAL:
         found.append((ONE_OF_SEVERAL[case.label], weights[0]))

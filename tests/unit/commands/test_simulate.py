@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from peer.commands.simulate import world
-from peer.commands.simulate.exchanges import average, swap
+from peer.commands.simulate.exchanges import swap
 from peer.commands.simulate.meetings import Arrivals, choose_pairs
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.commands.simulate.replica import Replica
@@ -179,26 +179,6 @@ def test_a_member_that_missed_a_round_of_equals_catches_up() -> None:
     assert any(row["spread"] < 1e-7 for row in summary["curves"][1:])
 
 
-def test_a_delayed_result_keeps_what_was_trained_meanwhile() -> None:
-    late, at_once = simulate(delay=3), simulate()
-    assert late["swarm"]["tokens"] == at_once["swarm"]["tokens"]
-    assert late["swarm"]["val_loss_mean"] != at_once["swarm"]["val_loss_mean"]
-    assert late["swarm"]["val_loss_mean"] == pytest.approx(at_once["swarm"]["val_loss_mean"], rel=0.05)
-
-
-def test_a_delay_of_zero_steps_trained_is_no_delay() -> None:
-    replica = replica_of("a", 100, 4)
-    replica.inner_phase()
-    mean = average([replica])[0] + 0.01
-    replica.apply(mean, delay=2)
-    replica.inner_phase()
-    late = replica.fast_weights()
-    other = replica_of("b", 100, 4)
-    other.inner_phase()
-    other.apply(mean)
-    torch.testing.assert_close(late, other.fast_weights(), atol=1e-6, rtol=1e-5)
-
-
 def test_unlike_speeds_train_as_long_as_each_other_and_groups_wait_for_the_slowest() -> None:
     pair = simulate(speeds=(1.0, 0.5), run={"steps": 40})
     steps = [row["steps"] for row in pair["peers"].values()]
@@ -250,7 +230,6 @@ def test_a_loss_that_is_not_finite_names_the_replica_and_the_step() -> None:
         ({"replicas": 65}, "needs 2 to 64"),
         ({"drop": -0.1}, "it is a share"),
         ({"drop": math.nan}, "it is a share"),
-        ({"delay": 4}, "below run.inner_steps"),
         ({"speeds": (1.0, 0.0)}, "--speeds"),
         ({"swap_steps": 0}, "--swap-steps 0"),
         ({"workers": 0}, "--workers 0"),
