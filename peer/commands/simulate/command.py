@@ -76,7 +76,7 @@ def run(loaded: Config, args: argparse.Namespace) -> int:
     title = f"{config.run.name}: {method}, {args.replicas} replicas, H {config.run.inner_steps}"
     swarm = summary["swarm"]
     try:  # before the words: their reader may have gone
-        files = save(summary, config.run.dir, title)
+        files = save(summary, config.run.dir)
     finally:
         print(
             f"{title}: validation loss {swarm['val_loss_mean']:.4f}, {swarm['tokens']:,} tokens, "

@@ -1,4 +1,4 @@
-"""``noloco-peer simulate``: builds the replicas, runs the world, writes ``summary.json``, ``curves.json`` and a PNG.
+"""``noloco-peer simulate``: builds the replicas, runs the world, writes ``summary.json`` and ``curves.json``.
 
 A simulation measures loss, bytes and waiting by the simulated clock. Its wall-clock time says nothing about a swarm.
 """
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
-from peer.commands.simulate.sampling import Sampler, SampleRow, draw
+from peer.commands.simulate.sampling import Sampler, SampleRow
 from peer.commands.simulate.world import World
 from peer.config.methods import LocalConfig
 from peer.config.schema import Config
 from peer.data.batches import BatchStream, Cursor
 from peer.data.corpus import Corpus
 from peer.data.open import batches, corpus_of, validation
-from peer.errors import RunError, UserError
+from peer.errors import UserError
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from peer.process import LoopContext, Stop
@@ -35,7 +35,7 @@ from peer.training import replica
 from peer.training.run_folder import require_folder, set_aside, write_figures
 from peer.training.validation import sample_of
 
-SIMULATION_FILES = ("summary.json", "curves.json", "simulation.png")
+SIMULATION_FILES = ("summary.json", "curves.json")
 
 
 class Simulation:
@@ -193,16 +193,12 @@ def _row(it: Replica, first_val_loss: float, val_loss: float) -> SampleRow:
     }
 
 
-def save(summary: dict[str, Any], folder: Path, title: str) -> list[Path]:
-    """Write the three files, with those of an earlier run moved aside; returns their paths."""
+def save(summary: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the two files, with those of an earlier run moved aside; returns their paths."""
     require_folder(folder)
     set_aside(folder, SIMULATION_FILES)
     files = [folder / name for name in SIMULATION_FILES]
     curves = summary.pop("curves")
-    for path, value in zip(files, (summary, curves), strict=False):
+    for path, value in zip(files, (summary, curves), strict=True):
         write_figures(path, value)
-    try:
-        draw(curves, files[2], title)
-    except OSError as error:
-        raise RunError(f"cannot write the figures to {files[2]}: {error.strerror}") from None
     return files

@@ -59,15 +59,12 @@ def simulate(folder: Path, *arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_it_writes_a_summary_with_the_promised_keys_and_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_writes_a_summary_with_the_promised_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(tmp_path, "--replicas", "3", "--method", "diloco", "--drop", "0.2", "--speeds", "1", "0.5") == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary["swarm"]) == SUMMARY_SWARM
     assert summary["swarm"]["method"] == "diloco"
     assert set(summary["peers"]) == {"replica-0", "replica-1", "replica-2"}
-    assert (tmp_path / "simulation.png").stat().st_size > 10_000
     assert simulate(tmp_path, "--replicas", "2") == 0  # a second one overwrites nothing
     (aside,) = tmp_path.glob("before-*")
     assert json.loads((aside / "summary.json").read_text()) == summary
