@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -96,6 +97,7 @@ class Wandb:
     def __init__(self) -> None:
         self.drawn: list[dict[str, float]] = []
         self.axes: dict[str, str | None] = {}
+        self.ended = False
         self._step = 0
 
     def init(self, **_: object) -> Wandb:
@@ -110,6 +112,9 @@ class Wandb:
             self.drawn.append(data)
             self._step = self._step + 1 if step is None else step
 
+    def finish(self) -> None:
+        self.ended = True
+
 
 def test_steps_that_come_again_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a crash, or in a run that began anew, W&B dropped them until the old last step was passed."""
@@ -121,6 +126,22 @@ def test_steps_that_come_again_are_logged(tmp_path: Path, monkeypatch: pytest.Mo
     assert [it["step"] for it in wandb.drawn] == [10, 20, 30, 20, 30, 0, 10]
     assert all(it["train/loss"] == 3.0 for it in wandb.drawn)
     assert wandb.axes["*"] == "step"
+
+
+def test_a_run_that_the_program_has_begun_stays_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It got a peer's values and x-axis, and ended with the peer."""
+    programs, ours = Wandb(), Wandb()
+
+    def init(reinit: str = "default", **_: object) -> Wandb:
+        """While a run is active, as its documentation describes it."""
+        return ours if reinit == "create_new" else programs
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    started = trackers.start(["wandb"], tmp_path, run="demo", peer="a", peer_id="QmA")
+    started.log(10, {"train/loss": 3.0})
+    started.close()
+    assert (programs.drawn, programs.axes, programs.ended) == ([], {}, False)
+    assert (ours.drawn, ours.ended) == ([{"train/loss": 3.0, "step": 10}], True)
 
 
 class Broken:
