@@ -4,5 +4,5 @@ It knows files, the configuration and the Hugging Face libraries. It knows no mo
 
 Reading order: open.py (from the configuration to batches), tokenizer.py, corpus.py (splits and validation sets),
 batches.py (batches as a function of seed, stream and position), sources/ (data that does not fit into memory),
-prefetch.py (reading ahead), library_errors.py (what the Hugging Face libraries say, in one line).
+prefetch.py (reading ahead).
 """

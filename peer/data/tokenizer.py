@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.config.data import BYTE_VOCABULARY, BYTES, TokenizerConfig
-from peer.data.library_errors import library_errors
 from peer.errors import UserError
+from peer.hub.answers import library_errors
 
 SEPARATOR = 256  # ends a document of bytes
 END_OF_TEXT = "<|endoftext|>"  # its string in an exported byte tokenizer

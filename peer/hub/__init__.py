@@ -3,6 +3,6 @@
 It knows names, sizes and files, and no model. The token is huggingface_hub's affair: from HF_TOKEN or ``hf auth
 login``. Nothing here keeps it, logs it or hands it on.
 
-Reading order: answers.py (every call has a deadline, every refusal is one line), size.py, push.py, beside.py (pushes
+Reading order: answers.py (every call has a deadline, every error is one line), size.py, push.py, beside.py (pushes
 beside training).
 """

@@ -1,8 +1,13 @@
-"""Every call of the hub has a deadline, and its refusal is one line: what the user can correct, or what may pass."""
+"""Every call of the hub has a deadline. An error of the Hugging Face libraries is one line: what the user can correct,
+or what may pass by itself.
+"""
 
 from __future__ import annotations
 
+import errno
 import re
+import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,8 +17,11 @@ from peer.errors import RunError, UserError, one_line
 
 SILENCE = 30.0  # seconds without a byte from the hub; huggingface_hub's own clients wait for ever
 ASK_SECONDS = 20.0  # for questions that are asked before the work
-LONGEST_REASON = 200  # characters
-TOKENS = "see huggingface.co/settings/tokens"
+LONGEST_REASON = 300  # characters
+HTTP_CLIENTS = {"aiohttp", "http", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib3"}
+NETWORK_ERRORS = ConnectionError, TimeoutError, socket.gaierror, ssl.SSLError
+NETWORK_NUMBERS = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+ASK_LATER = {408, 429}  # statuses of HTTP, and those from 500 on
 Result = TypeVar("Result")
 
 
@@ -35,41 +43,41 @@ def within(work: Callable[[], Result], seconds: float = ASK_SECONDS) -> Result:
 
 
 @contextmanager
-def in_one_line(what: str) -> Iterator[None]:
-    """Raises :class:`UserError` for what the user must correct, :class:`RunError` for what may pass by itself."""
-    from huggingface_hub import errors
-
+def library_errors(
+    where: str, advice: str = "", passing: tuple[type[Exception], ...] = (), later: str = "; start again to go on"
+) -> Iterator[None]:
+    """Raises :class:`RunError` if the network or the hub fails, and for other errors that may pass (``passing``).
+    Otherwise :class:`UserError`. ``later`` ends the line about the network, and ``advice`` the other ones.
+    """
     try:
         yield
-    except errors.LocalTokenNotFoundError:
-        raise UserError(f"{what}: no token here; set HF_TOKEN to one that may write, or run hf auth login") from None
-    except errors.OfflineModeIsEnabled:
-        raise UserError(f"{what}: HF_HUB_OFFLINE is set; unset it") from None
-    except errors.HFValidationError:
-        raise UserError(f"{what}: not a name that the Hugging Face hub could have; give OWNER/NAME") from None
-    except errors.HfHubHTTPError as error:
-        raise _refused(what, error) from None
-    except TimeoutError:
-        raise RunError(f"{what}: the Hugging Face hub does not answer in time") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:  # no connection, or an answer that is none
-        raise RunError(f"{what}: {reason(error)}") from None
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2"):
-            raise
-        raise RunError(f"{what}: the Hugging Face hub cannot be reached: {reason(error)}") from None
+    except (UserError, RunError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the libraries and their clients have types of their own
+        said = reason(error)
+        if may_pass(error):
+            raise RunError(f"{where}: the network or the Hugging Face hub does not answer: {said}{later}") from None
+        kind = RunError if isinstance(error, passing) else UserError
+        raise kind(f"{where}: {said}{advice}") from None
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the network or the hub is the reason, also of an error that a library has made of theirs."""
+    from huggingface_hub import constants
+
+    one: BaseException | None = error
+    while one is not None and not constants.HF_HUB_OFFLINE:
+        status = getattr(getattr(one, "response", None), "status_code", getattr(one, "status", None))
+        if isinstance(status, int):
+            return status in ASK_LATER or status >= 500
+        if isinstance(one, NETWORK_ERRORS) or (isinstance(one, OSError) and one.errno in NETWORK_NUMBERS):
+            return True
+        if type(one).__module__.partition(".")[0] in HTTP_CLIENTS and not isinstance(one, ValueError):
+            return True  # ValueError: of an address
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return False
 
 
 def reason(error: BaseException) -> str:
     """One line without the queries of addresses, which may be signatures."""
     return re.sub(r"\?[^\s'\"]*", "", one_line(error))[:LONGEST_REASON]
-
-
-def _refused(what: str, error: Any) -> UserError | RunError:
-    status = getattr(error.response, "status_code", None)
-    if status == 401:
-        return UserError(f"{what}: the hub does not accept the token; make a new one, {TOKENS}")
-    if status == 403:
-        return UserError(f"{what}: the token may not write there; take one with write access, {TOKENS}")
-    if status == 404:
-        return UserError(f"{what}: not there, or the token may not see it")
-    return RunError(f"{what}: the hub has answered {status}: {reason(error)}")

@@ -7,14 +7,22 @@ the line or the cores. huggingface_hub's other way (Xet) uses all of both and ha
 from __future__ import annotations
 
 import io
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from peer import clock
 from peer.errors import UserError
-from peer.hub.answers import TOKENS, client, in_one_line, within
+from peer.hub.answers import client, library_errors, within
 
 CHUNK = 2**16  # bytes that huggingface_hub reads at once
+TOKENS = "see huggingface.co/settings/tokens"
+REFUSED = {  # by status of HTTP
+    401: f"the hub does not accept the token; make a new one, {TOKENS}",
+    403: f"the token may not write there; take one with write access, {TOKENS}",
+    404: "not there, or the token may not see it",
+}
+NO_ANSWER = OSError, ValueError, KeyError, TypeError  # of what the hub says: the user cannot correct it
 
 
 def rights(name: str, private: bool) -> str:
@@ -22,7 +30,7 @@ def rights(name: str, private: bool) -> str:
 
     Raises :class:`UserError` when this machine's token may not do it, :class:`RunError` when the hub does not say.
     """
-    with in_one_line(name):
+    with _push_errors(name):
         return within(lambda: _rights(name, private))
 
 
@@ -55,7 +63,7 @@ def push(folder: Path, name: str, *, private: bool, message: str, rate: float | 
     """
     from huggingface_hub import CommitOperationAdd
 
-    with in_one_line(name), ExitStack() as stack:
+    with _push_errors(name), ExitStack() as stack:
         hub = client()
         hub.create_repo(name, private=private, exist_ok=True)
         files = [(it, stack.enter_context(PacedFile(it))) for it in sorted(folder.rglob("*")) if it.is_file()]
@@ -64,6 +72,29 @@ def push(folder: Path, name: str, *, private: bool, message: str, rate: float | 
             file.rate = rate  # from here on: an addition has read its file for the digest
         done = hub.create_commit(name, additions, commit_message=message, num_threads=1)
         return str(done.commit_url)
+
+
+@contextmanager
+def _push_errors(name: str) -> Iterator[None]:
+    """Raises as :func:`library_errors`."""
+    from huggingface_hub import errors
+
+    with library_errors(name, passing=NO_ANSWER, later=""):
+        try:
+            yield
+        except errors.LocalTokenNotFoundError:
+            raise UserError(
+                f"{name}: no token here; set HF_TOKEN to one that may write, or run hf auth login"
+            ) from None
+        except errors.OfflineModeIsEnabled:
+            raise UserError(f"{name}: HF_HUB_OFFLINE is set; unset it") from None
+        except errors.HFValidationError:
+            raise UserError(f"{name}: not a name that the Hugging Face hub could have; give OWNER/NAME") from None
+        except errors.HfHubHTTPError as error:
+            refused = REFUSED.get(getattr(error.response, "status_code", 0))
+            if refused is None:
+                raise
+            raise UserError(f"{name}: {refused}") from None
 
 
 class PacedFile(io.BufferedReader):

@@ -18,8 +18,8 @@ import xxhash
 from peer.config.fields import expanded
 from peer.config.model import AutoModel
 from peer.config.schema import Config
-from peer.data.library_errors import library_errors
 from peer.errors import UserError
+from peer.hub.answers import library_errors
 from peer.hub.size import download_size
 from peer.logs import fields, get_logger
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from peer.config.data import HuggingFaceData
-from peer.data.library_errors import library_errors
 from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts, without
 from peer.errors import UserError
+from peer.hub.answers import library_errors
 from peer.logs import get_logger
 
 log = get_logger("data")

@@ -6,6 +6,7 @@ import errno
 import http.client
 import socket
 import ssl
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +15,13 @@ from typing import Any
 import pytest
 
 from peer.config.data import HuggingFaceData, TokenizerConfig
-from peer.data.library_errors import library_errors, may_pass
 from peer.data.prefetch import Prefetched
 from peer.data.sources import huggingface
 from peer.data.sources.documents import Split
 from peer.data.sources.stream import DocumentStream, Shape
 from peer.data.tokenizer import Bytes, load
 from peer.errors import RunError, UserError
+from peer.hub.answers import library_errors, may_pass
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +31,9 @@ def _online(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
-def foreign(module: str, base: type[Exception] = Exception, **fields: Any) -> Exception:
+def foreign(module: str, base: type[Exception] = Exception, text: str = "it broke", **fields: Any) -> Exception:
     """An error of a library."""
-    error = type("Foreign", (base,), {"__module__": module, **fields})("it broke")
+    error = type("Foreign", (base,), {"__module__": module, **fields})(text)
     assert isinstance(error, Exception)
     return error
 
@@ -91,6 +92,23 @@ def test_the_network_may_come_back(error: Exception) -> None:
 def test_what_is_wrong_stays_wrong(error: Exception) -> None:
     with pytest.raises(UserError, match=r"^here: .+; do this$"), library_errors("here", "; do this"):
         raise error
+
+
+def test_who_asks_the_hub_says_what_else_may_pass() -> None:
+    with pytest.raises(RunError, match=r"^here: no JSON$"), library_errors("here", passing=(ValueError,)):
+        raise ValueError("no JSON")
+
+
+@pytest.mark.parametrize("module", ["aiohttp.client_exceptions", "elsewhere"])
+def test_a_signed_address_is_not_told(module: str) -> None:
+    """Who reads it in peer.log could read a private file."""
+    signed = foreign(module, text="no answer: https://cdn/x?X-Amz-Signature=SECRET&Expires=1")
+    with (
+        pytest.raises((RunError, UserError), match=r": no answer: https://cdn/x(; start again to go on)?$") as caught,
+        library_errors("here"),
+    ):
+        raise signed
+    assert "SECRET" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_who_forbids_the_network_is_not_told_to_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,8 @@ def test_a_hub_that_is_away_at_the_start_may_come_back(
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     Pusher(TO, tmp_path, Stop(), hold_model).say_rights()
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("pushes may fail, training goes on: me/model: the Hugging Face hub cannot be")
+    said = "pushes may fail, training goes on: me/model: the network or the Hugging Face hub does not answer: "
+    assert caplog.messages[0].startswith(said)
 
 
 @pytest.mark.long
