@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peer.config.files import write_whole
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.logs import get_logger
 
 log = get_logger("bootstrap")
@@ -33,7 +33,7 @@ class AddressesFile:
             return
         try:
             write_whole(self._path, "".join(f"{address}\n" for address in self._told), "--addresses-file ")
-        except UserError as error:
+        except (UserError, RunError) as error:
             if not self._failing:
                 log.warning("the addresses are not written: %s", error)
             self._failing = True

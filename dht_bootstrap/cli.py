@@ -121,7 +121,7 @@ def _publish(key: Path, authority: Authority) -> None:
 
     try:
         owner.publish(key, authority.admission)
-    except UserError as error:
+    except (UserError, RunError) as error:
         log.warning("revocations stay as they were: %s", error)
 
 

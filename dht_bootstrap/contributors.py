@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from peer.config.files import write_whole
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.rounds.types import Count, Name
 from peer.swarm.directory.records import LIFETIME, MemberRecord
@@ -122,7 +122,7 @@ class Contributors(BaseModel):
         self._written = text
         try:
             write_whole(self._file, text)
-        except UserError as error:
+        except (UserError, RunError) as error:
             log.warning("the contributors are not saved: %s", error)
 
 

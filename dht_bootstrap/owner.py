@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
 from peer.config.files import write_whole
-from peer.errors import UserError
+from peer.errors import UserError, of_disk
 from peer.p2p import identity
 from peer.p2p.admission import invitation
 from peer.p2p.admission.dht_rules import Authority
@@ -58,7 +58,7 @@ def load_or_create(path: Path) -> Owner:
             write_whole(path, pem.decode(), "--owner ", PRIVATE)
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
-        raise UserError(f"--owner {path}: {error.strerror}") from None
+        raise of_disk(f"--owner {path}", error) from None
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, Ed25519PrivateKey):

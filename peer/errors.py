@@ -62,6 +62,13 @@ def of_file(error: OSError) -> UserError:
     return UserError(f"{error.filename}: {error.strerror}; check its owner and permissions, and of the folders above")
 
 
+def of_disk(where: str, error: OSError, advice: str = "") -> UserError | RunError:
+    """What to raise of a file or folder that cannot be written. There may be room on a full disk later."""
+    if error.errno in DISK_FULL:
+        return RunError(f"{where}: {error.strerror}; free some space")
+    return UserError(f"{where}: {error.strerror}{advice}")
+
+
 def one_line(error: BaseException, most: int | None = None) -> str:
     """The text of an error in one printable line, at most ``most`` characters of it; its type if it has no text."""
     return logs.printable(" ".join(str(error).split()))[:most] or type(error).__name__

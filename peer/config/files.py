@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from peer.errors import UserError
+from peer.errors import of_disk
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str, what: str = "", mode: int = 0o644, like: Path | None = None) -> None:
-    """Write the whole file or nothing. ``what`` begins the one line of a :class:`UserError`.
+    """Write the whole file or nothing. ``what`` begins the one line of an error: see :func:`peer.errors.of_disk`.
 
     ``like``: where root writes, the new file belongs to whom that one belongs.
     """
@@ -43,7 +43,7 @@ def write_whole(path: Path, text: str, what: str = "", mode: int = 0o644, like: 
                 whose = like.stat()
                 os.chown(new, whose.st_uid, whose.st_gid)
     except OSError as error:
-        raise UserError(f"{what}{path}: {error.strerror}") from None
+        raise of_disk(f"{what}{path}", error) from None
 
 
 def sync(path: Path) -> None:

@@ -8,13 +8,16 @@ from pathlib import Path
 from hivemind.p2p import P2P, PeerID
 
 from peer.config.files import replacing
-from peer.errors import UserError
+from peer.errors import UserError, of_disk
 
 LONGEST_ID = 64  # bytes of a peer id
 
 
 def load_or_create(path: Path) -> str:
-    """Peer id (base58) of the key in ``path``; a new key is written when there is none."""
+    """Peer id (base58) of the key in ``path``; a new key is written when there is none.
+
+    Raises :class:`UserError`, or :class:`peer.errors.RunError` when the disk is full.
+    """
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,10 +25,8 @@ def load_or_create(path: Path) -> str:
                 P2P.generate_identity(str(new))
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(
-            f"identity file {path}: {error.strerror}; check its owner and permissions, "
-            "or name another (peer.identity, or --identity of noloco-bootstrap)"
-        ) from None
+        advice = "; check its owner and permissions, or name another (peer.identity, or --identity of noloco-bootstrap)"
+        raise of_disk(f"identity file {path}", error, advice) from None
     try:
         return str(PeerID.from_identity(data).to_base58())
     except Exception:  # noqa: BLE001 - protobuf, ASN.1 and value errors all mean the same to the user

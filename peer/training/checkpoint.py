@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from peer.config.files import sync
-from peer.errors import DISK_FULL, RunError, UserError
+from peer.errors import RunError, UserError, of_disk
 from peer.logs import get_logger
 
 log = get_logger("checkpoint")
@@ -85,8 +85,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             found = disk_room(self.folder, bytes_each * self._keep)
         except OSError as error:
-            kind = RunError if error.errno in DISK_FULL else UserError
-            raise kind(f"{self.folder}: cannot write checkpoints: {error.strerror}") from None
+            raise of_disk(f"{self.folder}: cannot write checkpoints", error) from None
         needed = bytes_each * (self._keep + 1) + beside
         if found < needed:
             kind = RunError if needed <= shutil.disk_usage(self.folder).total else UserError

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from peer.errors import RunError, UserError
+from peer.errors import RunError, UserError, of_disk
 
 LOCK = ".lock"  # in the folder
 
@@ -40,7 +40,7 @@ def claim(run_dir: Path, name: str | None) -> RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise UserError(f"run.dir: cannot write to {folder}: {error.strerror}") from None
+            raise of_disk(f"run.dir: cannot write to {folder}", error) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from pydantic import Field, ValidationError
 
 from peer import clock
-from peer.errors import UserError
+from peer.errors import UserError, of_disk
 from peer.p2p.identity import load_or_create
 from peer.p2p.stream import Message
 
@@ -154,7 +154,7 @@ def accept(path: Path, key: Path, owner: str | None) -> Invitation:
             key.touch(mode=0o600)
             key.write_bytes(identity)
     except OSError as error:
-        raise UserError(f"invitation {error.filename}: {error.strerror}") from None
+        raise of_disk(f"invitation {error.filename or key}", error) from None  # a write that fails names no file
     except (ValidationError, ValueError):
         raise UserError(f"invitation {path}: not an invitation; ask the swarm's owner for the file again") from None
     return invitation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -109,13 +110,19 @@ def test_a_node_goes_on_when_nobody_reads_its_output_or_its_disk_is_full(
     assert (serving / "addresses").read_text() == f"{NEW[0]}\n"
 
 
-def test_it_is_written_when_there_is_room_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "full" / "addresses"
+def test_it_is_written_when_there_is_room_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "addresses"
     file = AddressesFile(path, OLD)
-    for _ in range(3):
-        file.follow(OLD)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        for _ in range(3):
+            file.follow(OLD)
     assert len(caplog.records) == 1
-    path.parent.mkdir()
     file.follow(OLD)
     assert path.read_text() == f"{OLD[0]}\n"
 

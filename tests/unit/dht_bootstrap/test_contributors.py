@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 from typing import Any
@@ -182,10 +183,19 @@ def test_a_damaged_file_is_one_line_and_a_new_beginning(
     assert given(Contributors.kept_in(file))["a"][0] == RATE * 60
 
 
-def test_a_disk_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     book = Contributors.kept_in(tmp_path / "gone" / "state.json")
     trained(book, 0, 60)
     book.write(book.text())
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        Contributors.kept_in(tmp_path / "state.json").write("{}")
+    assert len(caplog.records) == 2
     assert given(book)["a"][0] == RATE * 60
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match="--state"):

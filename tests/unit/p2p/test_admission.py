@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dht_bootstrap import owner as book
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.p2p import identity
 from peer.p2p.admission.dht_rules import (
     CERTIFICATE_CAP,
@@ -320,6 +320,26 @@ def test_an_invitation_of_another_owner_or_none_at_all_is_one_line(tmp_path: Pat
         accept(file, tmp_path / "key", OWNER.public)
 
 
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, RunError), (errno.EDQUOT, RunError), (errno.EROFS, UserError)]
+)
+def test_an_invitation_that_a_full_disk_does_not_take_is_tried_again(
+    number: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under systemd exit code 2 is the end of a peer. An error of a write names no file."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(number, "broken")
+
+    file, key = tmp_path / "x.invitation", tmp_path / "its.key"
+    file.write_text(invite(OWNER, "x", LATER).model_dump_json())
+    monkeypatch.setattr(Path, "write_bytes", broken)
+    with pytest.raises(kind, match=r"^invitation .*/its\.key: broken"):
+        accept(file, key, OWNER.public)
+    monkeypatch.undo()
+    accept(file, key, OWNER.public)
+
+
 def test_an_expired_invitation_does_not_start(tmp_path: Path) -> None:
     file, key = tmp_path / "x.invitation", tmp_path / "key"
     file.write_text(invite(OWNER, "x", time.time() - 1).model_dump_json())
@@ -392,14 +412,14 @@ def test_the_owners_book(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_no_half_key(
     tmp_path: Path, make: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every later start refused the empty file, and told its user to restore a backup."""
+    """Every later start refused the empty file, and told its user to restore a backup. A service tries again."""
     key = tmp_path / "some.key"
 
     def full(path: Path | str, *_: object, **__: object) -> None:
         Path(path).write_bytes(b"ha")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"some\.key: No space left on device"):
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"some\.key: No space left on device"):
         patch.setattr(identity.P2P, "generate_identity", full)
         patch.setattr(Path, "write_text", full)
         make(key)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.errors import UserError
+from peer.errors import DISK_FULL, RunError, UserError
 from peer.training.run_folder import claim
 
 CLAIM = (
@@ -111,6 +111,18 @@ def test_a_run_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run\.dir: cannot write to") as caught:
         claim(tmp_path / "file", None)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", DISK_FULL)
+def test_a_folder_on_a_full_disk_is_tried_again(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under systemd exit code 2 is the end of a peer."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(number, "broken")
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(RunError, match=r"run\.dir: cannot write to .*/x: broken; free some space$"):
+        claim(tmp_path, "x")
 
 
 def test_the_machines_name_makes_a_name_that_the_swarm_takes(tmp_path: Path) -> None:
