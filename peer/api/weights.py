@@ -28,8 +28,8 @@ Named = list[tuple[str, nn.Parameter]]
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model within the wrappers of torch.compile and data parallelism."""
     while True:
-        compiled = getattr(model, "_orig_mod", None)
-        if isinstance(compiled, nn.Module):
+        compiled = dict(model.named_children()).get("_orig_mod")  # an attribute may be that of a module further within
+        if compiled is not None:
             model = compiled
         elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module

@@ -147,6 +147,27 @@ def test_a_layer_that_is_compiled_by_itself_keeps_its_name() -> None:
     assert SlowWeights(trained(model)).layout() == SlowWeights(trained(Tied())).layout()
 
 
+class Adapted(nn.Module):
+    """A layer of its own about a model, whose attributes it has too, as PEFT's models do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.adapter = inner, nn.Linear(4, 4)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.inner, name)
+
+
+def test_the_layers_about_a_compiled_model_are_swapped_too() -> None:
+    """They were left out without a word, and all weights had names other than those of a model that is not compiled."""
+    names = [name for name, _ in trained(Adapted(torch.compile(Tied())))]  # type: ignore[arg-type]
+    assert names == [name for name, _ in trained(Adapted(Tied()))]
+    assert {"adapter.weight", "inner.layer.weight"} <= set(names)
+
+
 @pytest.fixture
 def one_rank() -> Iterator[None]:
     """A process group of this process alone."""
