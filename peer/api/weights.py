@@ -16,7 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from peer.errors import RunError, UserError
+from peer.logs import get_logger
 from peer.outer.slow_weights import Span, broken_weight
+
+log = get_logger("outer_loop")
 
 WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")  # in the names of parameters
 
@@ -94,7 +97,9 @@ def optimizers_of(given: Any) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def require_trains(optimizers: Iterable[torch.optim.Optimizer], named: Named) -> None:
-    """Raises :class:`UserError` for an optimizer with none of these parameters, and for a schedule-free one."""
+    """Raises :class:`UserError` for an optimizer with none of these parameters, and for a schedule-free one. Warns of
+    one that trains others too: a program may want a head of its own.
+    """
     ours = {id(parameter) for _, parameter in named}
     for optimizer in optimizers:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -103,6 +108,13 @@ def require_trains(optimizers: Iterable[torch.optim.Optimizer], named: Named) ->
         inside = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         if "ScheduleFree" in type(inside).__name__:
             raise UserError(f"OuterLoop: {_undoes(inside)}")
+        if others := sum(parameter.requires_grad and id(parameter) not in ours for parameter in held):
+            log.warning(
+                "the %s trains %d parameters outside the model: nobody averages them, each peer has its own; unless "
+                "that is meant, give OuterLoop.start one nn.Module that holds all",
+                type(inside).__name__,
+                others,
+            )
 
 
 def require_no_masters(optimizers: Iterable[torch.optim.Optimizer], spans: Sequence[Span]) -> None:

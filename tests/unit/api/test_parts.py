@@ -279,6 +279,20 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
         require_trains([torch.optim.SGD(Tied().parameters(), lr=0.1)], trained(model))
 
 
+def test_an_optimizer_that_also_trains_weights_outside_the_model_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """They were never averaged, as a temperature or a head beside the model, and no word said so."""
+    model, head = Tied(), nn.Linear(4, 2)
+    held = [*model.parameters(), *head.requires_grad_(False).parameters()]  # frozen ones of both are no matter
+    require_trains([torch.optim.SGD(held, lr=0.1)], trained(model))
+    assert not caplog.messages
+    head.requires_grad_(True)
+    require_trains([torch.optim.SGD(held, lr=0.1)], trained(model))
+    (said,) = caplog.messages
+    assert said.startswith("the SGD trains 2 parameters outside the model") and "one nn.Module that holds all" in said
+    require_trains([torch.optim.SGD(held, lr=0.1)], trained(nn.ModuleList([model, head])))
+    assert caplog.messages == [said]
+
+
 class Masters(torch.optim.SGD):
     """With fp32 copies of the weights, as Transformer Engine's FusedAdam(master_weights=True) has them."""
 
