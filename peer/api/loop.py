@@ -15,7 +15,7 @@ import atexit
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -135,13 +135,10 @@ class OuterLoop:
             raise RunError(INTERRUPTED)
         logs.on_behalf_of(self._logfile)
         tokens, loss = token_count(tokens), None if loss is None else one_number("loss", loss)
-        counters = self._state.counters
         self._rounds_before_step, self._step_ended = self._member.reporter.count, False
         self._state.inner.step += 1
         self._state.inner.loss = loss
-        counters.tokens += tokens
-        counters.phase_tokens += tokens
-        counters.phase_steps_done += 1
+        self._state.counters.add(1, tokens)
         self._account.add(tokens, loss)
         self._progress.tick()
         if self._length.remaining() <= 0 or self._length.time_up:

@@ -47,6 +47,12 @@ class Counters:
     lineage: Lineage = NO_ROUNDS  # the group rounds that changed the slow weights
     root: str = ""  # random id of the fresh weights; equal in swarms that have met
 
+    def add(self, steps: int, tokens: int) -> None:
+        """Inner steps were made."""
+        self.tokens += tokens
+        self.phase_tokens += tokens
+        self.phase_steps_done += steps
+
 
 class OuterState(ABC):
     """Reads and writes the outer method's state."""

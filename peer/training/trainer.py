@@ -106,9 +106,7 @@ class Trainer:
         """Count an inner phase. Raises :class:`RunError` before a broken model is sent to others, and what has ended
         the phase.
         """
-        self.counters.tokens += inner.tokens
-        self.counters.phase_tokens += inner.tokens
-        self.counters.phase_steps_done += inner.steps
+        self.counters.add(inner.steps, inner.tokens)
         if self.phase_length.time_up and not self.context.away:
             self.boundary.cut()
         self.member.reporter.inner(inner)
