@@ -1,7 +1,8 @@
 """The settings of a program's own loop: the configuration without the keys that the program decides.
 
 A file has the same two halves, ``run`` and ``peer``, and the same checks. The program decides model, data, inner
-optimizer and batch; keys for them are refused. What the program does not say comes from the swarm that it joins.
+optimizer and batch; keys for them are refused. What the program does not say comes from the swarm that it joins, or
+from the state that it resumes.
 """
 
 from __future__ import annotations
@@ -76,11 +77,13 @@ def resolve(
     config: OwnConfig | Path | str | None,
     values: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
-    ask: Callable[[OwnMember, Mapping[str, Any]], dict[str, Any]] | None = None,
+    ask: Callable[[OwnMember, Mapping[str, Any], Any], dict[str, Any]] | None = None,
+    state: Any = None,
 ) -> OwnConfig:
     """Defaults < swarm < file < environment < ``values``, by keys such as ``run.steps``.
 
-    ``ask``: for keys of ``run`` that the swarm has, by this machine's settings and the keys that are given.
+    ``ask``: for keys of ``run`` that the swarm has, by this machine's settings, the keys that are given and ``state``,
+    which the program resumes.
     """
     if isinstance(config, OwnConfig):
         if values:
@@ -91,7 +94,7 @@ def resolve(
     listed = [(key, _listed(key, value)) for key, value in values.items()]
     file = None if config is None else Path(config)
     own = load.resolve(_OwnHalf, file, listed, environment)
-    base = {"run": ask(own.peer, own.run)} if ask is not None and own.peer.initial_peers else {}
+    base = {} if ask is None else {"run": ask(own.peer, own.run, state)}
     return load.resolve(OwnConfig, file, listed, environment, base)
 
 

@@ -102,7 +102,7 @@ class OuterLoop:
         settings: Mapping[str, Any] | None = None,
     ) -> Self:
         """Join the swarm. What the program does not say of the run (its H, method, codec, ...) is what the swarm at
-        ``initial_peers`` has, and the name too when it trains one run only.
+        ``initial_peers`` has, and the name too when it trains one run only; if nobody is there, what ``state`` has.
 
         A newcomer's ``model`` takes the weights of a member in place, but for ``local``, and ``optimizer`` (one or
         several) loses its moments. ``run``: its name; ``method``: ``noloco``, ``diloco``, ``decoupled`` or ``local``;
@@ -116,7 +116,8 @@ class OuterLoop:
             run=run, method=method, inner_steps=inner_steps, steps=steps, tag=tag, peers=initial_peers, name=name
         )
         optimizers = optimizers_of(optimizer)
-        return cls(model, resolve(config, {**given, **settings_of(settings)}, ask=of_swarm), optimizers, state)
+        own = resolve(config, {**given, **settings_of(settings)}, ask=of_swarm, state=state)
+        return cls(model, own, optimizers, state)
 
     @without_autocast()
     def step(self, tokens: int | Tensor = 1, loss: float | Tensor | None = None) -> Round | None:

@@ -21,6 +21,7 @@ from peer import logs
 from peer.api.config import OwnConfig, OwnRun
 from peer.api.huggingface import OuterLoopCallback
 from peer.api.loop import OuterLoop
+from peer.config.digest import canonical
 from peer.config.methods import DecoupledConfig
 from peer.errors import RunError, UserError
 from peer.outer.decoupled import Decoupled
@@ -343,6 +344,17 @@ def test_what_a_loop_does_before_it_has_joined_is_time_of_the_phase_join(
     with pytest.raises(UserError, match="enough"):
         OuterLoop.start(nn.Linear(2, 2), run="test", settings={"run.dir": str(tmp_path), "peer.metrics.port": 0})
     assert seen == [1]
+
+
+def test_a_loop_that_resumes_alone_has_the_settings_of_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They had come from a swarm that is gone; by the defaults its own state was of another run."""
+    monkeypatch.setattr("peer.api.loop.member_node", node := Mock(side_effect=UserError("enough")))
+    saved, settings = OwnRun(name="own", inner_steps=7), {"run.dir": str(tmp_path), "peer.metrics.port": 0}
+    with pytest.raises(UserError, match="enough"):
+        OuterLoop.start(nn.Linear(2, 2), run="own", state={"config": canonical(saved)}, settings=settings)
+    assert canonical(node.call_args.args[0].run) == canonical(saved)
 
 
 def test_each_loop_of_a_program_has_a_log_of_its_own(tmp_path: Path) -> None:
