@@ -1,7 +1,7 @@
 """``from peer import OuterLoop``: three calls make a program's own training loop a member of a swarm.
 
     with OuterLoop.start(model, run="my-run", optimizer=optimizer, initial_peers=[ADDRESS]) as outer:
-        for batch in loader:
+        while not outer.done:
             ...loss.backward(); optimizer.step(); optimizer.zero_grad()
             outer.step(tokens=batch.numel(), loss=loss)
 
@@ -42,6 +42,7 @@ log = logs.get_logger("outer_loop")
 
 CLOSED = "OuterLoop: it was closed; start a new one"
 INTERRUPTED = "OuterLoop: its last step did not end; start a new one, with the state of your last checkpoint"
+OVER = "the run's steps are done and this peer has left: what you train now reaches nobody; end your loop at outer.done"
 
 
 class OuterLoop:
@@ -68,7 +69,7 @@ class OuterLoop:
                 self._state = OwnState(outer, optimizers, canonical(config.run), feedback=config.run.exchange.feedback)
                 if state is not None:
                     self._state.load_state_dict(state)
-                self._rounds_before_step, self._step_ended = 0, True
+                self._rounds_before_step, self._step_ended, self._said_over = 0, True, False
                 self._timer, self._progress = resources.timer, resources.context.progress
                 self._member = Membership(
                     resources, node, self._state, total=self._total, tokens_per_step=self._account.tokens_per_step
@@ -128,13 +129,16 @@ class OuterLoop:
         boundary, for reports, and in the first calls after a merge: without it a merge that does harm is not undone.
         Raises :class:`peer.RunError` when this peer cannot continue, :class:`peer.UserError` for what is no number.
         """
+        logs.on_behalf_of(self._logfile)
         if self._stop.requested:
-            if self.done:
-                return None
-            raise RunError(CLOSED)
+            if not self.done:
+                raise RunError(CLOSED)
+            if not self._said_over:
+                log.warning(OVER)
+            self._said_over = True
+            return None
         if not self._step_ended:
             raise RunError(INTERRUPTED)
-        logs.on_behalf_of(self._logfile)
         tokens, loss = token_count(tokens), None if loss is None else one_number("loss", loss)
         self._rounds_before_step, self._step_ended = self._member.reporter.count, False
         self._state.inner.step += 1

@@ -137,6 +137,18 @@ def test_after_the_last_step_no_phase_begins(step: int, monkeypatch: pytest.Monk
     assert ("close" in called) == (step == 99)
 
 
+def test_a_program_that_goes_on_after_the_last_step_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It trained on alone, and nothing said so."""
+    outer, watched = watched_loop(step=99)
+    watched._stop.request.side_effect = lambda: setattr(watched._stop, "requested", True)
+    outer._process = os.getpid()
+    outer.step(7)
+    assert outer.done and not caplog.messages
+    assert outer.step(7) is None and outer.step(7) is None
+    (said,) = caplog.messages
+    assert "end your loop at outer.done" in said and watched._state.inner.step == 100
+
+
 @pytest.mark.parametrize("step", [100, 99])
 def test_after_the_last_step_a_peer_stays_for_who_has_lost_the_last_round(
     step: int, monkeypatch: pytest.MonkeyPatch
