@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import uuid
 import warnings
 from collections.abc import Mapping
@@ -64,6 +65,15 @@ class StepLosses:
         return total if self._summed else total / len(losses)
 
 
+class _Here(threading.local):
+    """What a thread trains: one trainer at a time, which tells its callbacks of no exception that ends it."""
+
+    member: OuterLoopCallback | None = None  # that has joined, and has not left
+
+
+_here = _Here()
+
+
 class OuterLoopCallback(TrainerCallback):
     """Takes the settings of :meth:`peer.OuterLoop.start`. ``tokens``: of one step of the optimizer; by default the
     trainer's count (``include_num_input_tokens_seen``), or else its number of sequences. ``checkpoint``: the folder to
@@ -74,7 +84,7 @@ class OuterLoopCallback(TrainerCallback):
     run's steps. Without ``data_seed`` each peer reads shuffled data in an order of its own, by its peer id. The loss of
     each step is read of the model's output, so that a merge that does harm is undone. Where the model has none, is
     compiled by the trainer or runs on several GPUs, it is that of the trainer's log lines, which come too seldom for
-    that.
+    that. An exception in ``train`` does not leave the swarm: :meth:`close` does, or the thread's next ``train``.
     """
 
     def __init__(self, *, tokens: int | None = None, checkpoint: Path | str | None = None, **settings: Any) -> None:
@@ -94,6 +104,8 @@ class OuterLoopCallback(TrainerCallback):
     ) -> None:
         """Join the swarm."""
         self.close()
+        if _here.member is not None:  # an exception has ended its training, as in an earlier cell of a notebook
+            _here.member.close()
         settings = dict(self._settings)
         known = dict((state.stateful_callbacks or {}).get(KEY) or {})
         self._training = str(known.get("training") or uuid.uuid4().hex)
@@ -105,6 +117,7 @@ class OuterLoopCallback(TrainerCallback):
         state.stateful_callbacks = {**(state.stateful_callbacks or {}), KEY: said}
         self._seen = int(state.num_input_tokens_seen)
         self.outer = OuterLoop.start(parts["model"], optimizer=parts["optimizer"], **settings)
+        _here.member = self
         self._losses.active = not args.torch_compile and args.n_gpu <= 1
         self._hook = parts["model"].register_forward_hook(self._losses, with_kwargs=True)
         self._beginning, self._followed = None, 0
@@ -197,6 +210,8 @@ class OuterLoopCallback(TrainerCallback):
         self._leave(RunError(INTERRUPTED))
 
     def _leave(self, error: RunError | None = None) -> None:
+        if _here.member is self:
+            _here.member = None
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -229,6 +230,50 @@ def test_each_peer_reads_the_data_in_an_order_of_its_own(
     assert theirs[0] == theirs[1] and "same order" not in caplog.text  # that is what its user asked for
     _shuffle_for("Qm1", None)  # an IterableDataset, or a sampler without a seed
     assert "read the same batches in the same order" in caplog.text
+
+
+class Notebook:
+    """Cells that each train with a trainer of their own; notes when their peers start and leave."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.noted, self._folder = list[str](), folder
+        monkeypatch.setattr(OuterLoop, "start", self._start)
+
+    def train(self, run: str, model: Reads) -> None:
+        data: Any = [{"number": number} for number in range(8)]
+        given = {"use_cpu": True, "num_train_epochs": 1, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+        training = TrainingArguments(output_dir=str(self._folder), **given)
+        Trainer(model, training, train_dataset=data, callbacks=[OuterLoopCallback(run=run)]).train()
+
+    def _start(self, model: nn.Module, *, run: str, **_: Any) -> Any:
+        outer = Mock(done=False, swarm_step=0, peer_id="Qm1")
+        outer.close.side_effect = lambda: self.noted.append(f"{run} leaves")
+        self.noted.append(f"{run} starts")
+        return outer
+
+
+class RunsOutOfMemory(Reads):
+    """In its first forward pass."""
+
+    def forward(self, number: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise torch.OutOfMemoryError
+
+
+def test_a_training_that_an_exception_has_ended_has_left_before_the_next_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its peer stayed in the swarm for as long as the notebook, and kept its folder and its memory."""
+    notebook = Notebook(tmp_path, monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError):
+        notebook.train("one", RunsOutOfMemory())
+    other = threading.Thread(target=notebook.train, args=("other", Reads()))  # it may train beside the first one
+    other.start()
+    other.join()
+    assert "other leaves" in notebook.noted and "one leaves" not in notebook.noted
+    notebook.noted.clear()
+    notebook.train("two", Reads())
+    assert notebook.noted[:3] == ["one leaves", "two starts", "two leaves"]
+    assert "one leaves" not in notebook.noted[3:]
 
 
 class Newcomer:
