@@ -165,7 +165,8 @@ class OuterState(ABC):
             self.drop_kept()
         with slow.changing:
             self._take_over(state)
-            slow.add_to_fast(change)
+            for start, stop in parts(slow.numel):  # a full device has no room for a whole parameter's change
+                slow.add_to_fast(change[start:stop], start)
 
     def drop_kept(self) -> None:
         """Others have what rounding has kept back, or it is of no use to them."""

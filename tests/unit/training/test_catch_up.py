@@ -11,6 +11,7 @@ from peer.config.schema import RunConfig
 from peer.outer.method import outer_method
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
+from peer.rounds.contribution import PART
 from peer.rounds.state import Lineage, State
 from peer.swarm.healing import STALE_ROUNDS, Origin
 from peer.training.catch_up import catch_up
@@ -59,6 +60,27 @@ def test_catching_up_takes_the_slow_weights_and_keeps_what_was_trained() -> None
     for key, before in moments.items():
         assert torch.equal(behind.inner.optimizer.state[key]["exp_avg"], before)
     assert torch.equal(theta(ahead), donor)
+
+
+class TightWeights(SlowWeights):
+    """On a device that has room for one part of a change."""
+
+    def add_to_fast(self, change: Tensor, start: int = 0) -> None:
+        if change.numel() > PART:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        super().add_to_fast(change, start)
+
+
+def test_a_full_device_takes_nothing_of_what_was_trained() -> None:
+    """After a pause the peer tried again, and had the swarm's weights without its own change."""
+    net = torch.nn.Linear(PART // 256, 512)
+    outer = NoLoCo(TightWeights(net.named_parameters()), NoLoCoConfig())
+    state = PeerState(parts.inner_loop(net), outer, parts.stream(), "digest", {})
+    theirs, trained = torch.full((outer.slow.numel,), 0.5), torch.linspace(-1, 1, outer.slow.numel)
+    SlowWeights.add_to_fast(outer.slow, trained)
+    state.rebase(State(H, 1, [theirs, torch.zeros_like(theirs)]))
+    assert torch.equal(outer.slow.phi, theirs)
+    torch.testing.assert_close(theta(state), theirs + trained)
 
 
 def test_what_rounding_has_kept_is_this_peers_own() -> None:
