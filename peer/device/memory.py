@@ -14,7 +14,12 @@ PROCESS_BYTES = (890 if torch.backends.cuda.is_built() else 436) * 2**20
 # Bytes that an allocator holds for activations, divided by live bytes; the rest is fragmentation. The C library's value
 # was measured on three sizes of model. An accelerator's is CUDA's usual value.
 _HOST_SLACK, _DEVICE_SLACK = 1.6, 1.1
-_OF_DRIVER = ("CUDA error: out of memory", "HIP error: out of memory")
+_OF_DRIVER = (
+    "CUDA error: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED",  # of its handle, at the first matrix product
+    "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED",
+    "HIP error: out of memory",
+)
 _OUT_OF_MEMORY = ("MPS backend out of memory", *_OF_DRIVER)
 _CONTEXT_BYTES = 500 * 2**20  # of a GPU for its driver and libraries: CUDA's usual value
 

@@ -108,14 +108,22 @@ def test_the_line_names_what_helps() -> None:
     assert "offload" not in out_of_memory(error, muon) and "offload" not in out_of_memory(error, plain, ranks=2)
 
 
-@pytest.mark.parametrize("kind", ["CUDA", "HIP"])
-def test_what_the_driver_refuses_is_one_line_of_its_own(kind: str) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory",
+        "HIP error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+    ],
+)
+def test_what_the_driver_refuses_is_one_line_of_its_own(said: str) -> None:
     """The peer's tensors need not be the reason, and more pinned memory is no help."""
     config = load(None, ["peer.micro_batch=4"], environment={})
     long = "\nSearch for `cudaErrorMemoryAllocation' in the manual.\nFor debugging consider CUDA_LAUNCH_BLOCKING=1."
     advice = "end other programs on this GPU, free memory of the host, or lower peer.micro_batch (now 4)"
-    said = f"{kind} error: out of memory"
-    assert out_of_memory(RuntimeError(f"{said}{long}"), config) == f"{said}; {advice}"
+    error = RuntimeError(f"{said}{long}")
+    assert is_out_of_memory(error) and out_of_memory(error, config) == f"{said}; {advice}"
 
 
 def test_a_compiled_model_that_ends_the_memory_of_mps_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
