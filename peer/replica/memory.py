@@ -58,7 +58,7 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
     weights = 4 * model.parameter_count(outline)
     moments = 4 * moment_count(outline, run.inner)
     shard, slack = -(-weights // ranks), allocator_slack(device)
-    step = step_bytes(run, peer, autocast=bf16, ranks=ranks)
+    step = step_bytes(run, peer, bf16=bf16, ranks=ranks)
     vector, vectors = _host_bytes(weights // 4, pinned), vector_names(run)
     on_device = {
         "weights": shard,
@@ -74,7 +74,8 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         on_device["gradient_copies"] = under_way_bytes(
             [4 * it.numel() for it in outline.parameters() if it.requires_grad]
         )
-    if pinned and run.exchange.overlap:  # parts to the host, and until the queued step ends those that come back
+    # Parts to the host, and until the queued step ends those that come back. Several ranks wait for each copy instead.
+    if pinned and run.exchange.overlap and ranks == 1:
         count = len(parts(weights // 4))
         on_device["swap_copies"] = sum(
             4 * min(weights // 4, PART * most) for most in (2 * most_coming(count), most_open(count))
@@ -180,15 +181,15 @@ def one_by_one(peer: PeerConfig, ranks: int) -> bool:
     return ranks > 1 or (peer.offload == "optimizer" and not peer.compile)
 
 
-def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int = 1) -> int:
+def step_bytes(run: RunConfig, peer: PeerConfig, *, bf16: bool, ranks: int = 1) -> int:
     """Peak bytes of gradients and activations in a training step, as torch's allocator counts them.
 
-    With several ``ranks``: of one rank.
+    With several ``ranks``: of one rank, which gathers its weights in bf16 and so needs no autocast with a copy of them.
     """
     rows = run.batch_size // ranks
     size = peer.micro_batch or rows
     with FakeTensorMode(allow_non_fake_inputs=True):
-        network = model.untrained(run)
+        network = model.untrained(run, torch.bfloat16 if bf16 and ranks > 1 else torch.float32)
         network.train()
         if peer.gradient_checkpointing:
             model.checkpoint_activations(network)
@@ -199,7 +200,7 @@ def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int =
             # from the second micro-batch on the gradients exist already, unless they have gone to the host
             for _ in range(1 if peer.offload == "optimizer" else min(2, rows // size)):
                 batch = torch.zeros(size, run.data.sequence_length + 1, dtype=torch.int64)
-                batch_loss(network, batch, torch.device("cpu"), autocast).backward()
+                batch_loss(network, batch, torch.device("cpu"), autocast=bf16 and ranks == 1).backward()
     return ledger.peak
 
 

@@ -40,19 +40,21 @@ def build(run: RunConfig) -> nn.Module:
     return network
 
 
-def untrained(run: RunConfig) -> nn.Module:
+def untrained(run: RunConfig, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The run's model with fresh weights, also where the run starts from pre-trained ones."""
     trust = isinstance(run.model, AutoModel) and run.model.trust_remote_code
-    return fresh(_checked(run), seed=run.seed, trust_remote_code=trust)
+    return fresh(_checked(run), seed=run.seed, trust_remote_code=trust, dtype=dtype)
 
 
-def fresh(config: Any, *, seed: int = 0, trust_remote_code: bool = False) -> nn.Module:
-    """fp32 weights drawn from ``seed`` for a transformers configuration."""
+def fresh(
+    config: Any, *, seed: int = 0, trust_remote_code: bool = False, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Weights drawn from ``seed`` for a transformers configuration."""
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]), _in_one_line(config.model_type):
         torch.default_generator.manual_seed(seed)  # weights are drawn on the CPU; torch.manual_seed reseeds all devices
-        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+        network = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     without_mask(network)
     return _without_padding(network, drawn=True)
 

@@ -56,7 +56,7 @@ def test_a_step_takes_what_torch_says_that_it_took(overrides: tuple[str, ...]) -
     text = corpus.load(asked.run.data)
     state = replica.replica(asked, text.train, stream=1, device=torch.device("cpu"), context=LoopContext())
     state.inner.run(state.stream.take(1))  # AdamW's moments are made in the first step
-    counted = step_bytes(asked.run, asked.peer, autocast=asked.peer.precision == "bf16")
+    counted = step_bytes(asked.run, asked.peer, bf16=asked.peer.precision == "bf16")
     assert counted == pytest.approx(torch_peak(state), rel=0.15)
 
 
@@ -70,7 +70,7 @@ def test_a_step_with_offload_holds_one_gradient_at_a_time(monkeypatch: pytest.Mo
     text = corpus.load(asked.run.data)
     state = replica.replica(asked, text.train, stream=1, device=torch.device("cpu"), context=LoopContext())
     state.inner.run(state.stream.take(1))
-    counted, usual = (step_bytes(it.run, it.peer, autocast=False) for it in (asked, plain))
+    counted, usual = (step_bytes(it.run, it.peer, bf16=False) for it in (asked, plain))
     assert counted == pytest.approx(torch_peak(state), rel=0.15)
     weights = estimate(plain.run, plain.peer).parts["weights"]
     assert usual - weights <= counted < usual - 0.5 * weights
@@ -203,6 +203,24 @@ def test_ranks_share_what_the_optimizer_needs_and_the_slow_weights() -> None:
     assert 0.2 < four.parts["activations"] / one.parts["activations"] < 0.5  # of a quarter of the batch
     assert 0 < four.parts["gathered"] < 4 * one.parts["weights"]
     assert four.device_bytes < 0.6 * one.device_bytes
+
+
+def test_a_rank_computes_in_the_bf16_that_it_gathers() -> None:
+    """Autocast keeps a copy of each matrix until the forward pass ends, and ranks have none: `check` asked for that
+    copy of the whole model on each GPU.
+    """
+    short = ("run.data.sequence_length=16", "peer.precision=bf16", "peer.gradient_checkpointing=true")
+    asked = config(*MIDDLE, *short)
+    copy = 2 * model.parameter_count(model.outline(asked.run))
+    assert estimate(asked.run, asked.peer, ranks=4).parts["activations"] < copy / 2
+
+
+def test_ranks_have_no_copies_of_a_swap_beside_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check` asked each GPU for all that one GPU has under way. Ranks wait for each window (sharded/weights.py)."""
+    plug_in(monkeypatch, "cuda")
+    asked = config(*MIDDLE)
+    one, four = (estimate(asked.run, asked.peer, ranks).parts for ranks in (1, 4))
+    assert one["swap_copies"] >= one["weights"] and "swap_copies" not in four
 
 
 @pytest.mark.parametrize(
