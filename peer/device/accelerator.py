@@ -60,6 +60,16 @@ def wants_bf16(precision: str, device: torch.device) -> bool:
         return bool(supported())
 
 
+def groups_in_16_bits_only(device: torch.device) -> bool:
+    """Do its kernels of attention take grouped keys and values in 16 bits only, and one of them fp32 without groups?"""
+    return device.type == "cuda"
+
+
+def attention_keeps_scores(device: torch.device) -> bool:
+    """Does attention keep its scores of ``[B, H, T, T]`` for the backward pass, for which torch has no kernel there?"""
+    return device.type == "mps"
+
+
 @contextmanager
 def without_autocast() -> Iterator[None]:
     """A program's autocast does not reach what this thread computes here: it rounds products of fp32 to 16 bits, and

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from peer.config.methods import DiLoCoConfig
 from peer.config.schema import PeerConfig, RunConfig
-from peer.device.accelerator import pick_device, wants_bf16
+from peer.device.accelerator import attention_keeps_scores, pick_device, wants_bf16
 from peer.device.copies import has_streams
 from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes, device_memory, shares_host_memory
 from peer.outer.method import vector_names
@@ -58,7 +60,7 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
     weights = 4 * model.parameter_count(outline)
     moments = 4 * moment_count(outline, run.inner)
     shard, slack = -(-weights // ranks), allocator_slack(device)
-    step = step_bytes(run, peer, bf16=bf16, ranks=ranks)
+    step = step_bytes(run, peer, device, ranks)
     vector, vectors = _host_bytes(weights // 4, pinned), vector_names(run)
     on_device = {
         "weights": shard,
@@ -181,12 +183,12 @@ def one_by_one(peer: PeerConfig, ranks: int) -> bool:
     return ranks > 1 or (peer.offload == "optimizer" and not peer.compile)
 
 
-def step_bytes(run: RunConfig, peer: PeerConfig, *, bf16: bool, ranks: int = 1) -> int:
+def step_bytes(run: RunConfig, peer: PeerConfig, device: torch.device, ranks: int = 1) -> int:
     """Peak bytes of gradients and activations in a training step, as torch's allocator counts them.
 
     With several ``ranks``: of one rank, which gathers its weights in bf16 and so needs no autocast with a copy of them.
     """
-    rows = run.batch_size // ranks
+    rows, bf16 = run.batch_size // ranks, wants_bf16(peer.precision, device)
     size = peer.micro_batch or rows
     with FakeTensorMode(allow_non_fake_inputs=True):
         network = model.untrained(run, torch.bfloat16 if bf16 and ranks > 1 else torch.float32)
@@ -196,7 +198,8 @@ def step_bytes(run: RunConfig, peer: PeerConfig, *, bf16: bool, ranks: int = 1) 
         if one_by_one(peer, ranks):
             for parameter in network.parameters():
                 parameter.register_post_accumulate_grad_hook(_drop)
-        with _Ledger(network) as ledger:
+        kernels = sdpa_kernel(SDPBackend.MATH) if attention_keeps_scores(device) else nullcontext()
+        with _Ledger(network) as ledger, kernels:
             # from the second micro-batch on the gradients exist already, unless they have gone to the host
             for _ in range(1 if peer.offload == "optimizer" else min(2, rows // size)):
                 batch = torch.zeros(size, run.data.sequence_length + 1, dtype=torch.int64)

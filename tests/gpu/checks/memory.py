@@ -34,8 +34,11 @@ class Case:
 METHOD = CONFIGS / "methods" / "noloco.yaml"
 SIZES = ("run.batch_size=16", "run.evaluation.batches=1")
 OFFLOAD = "peer.offload=optimizer"
+GROUPED = ("run.model.kv_heads=4", "run.data.sequence_length=2048", "peer.micro_batch=1", "peer.precision=fp32")
+OF_125M = (CONFIGS / "models" / "llama-125m.yaml", METHOD)
 PRESETS = (
-    Case("125M", (CONFIGS / "models" / "llama-125m.yaml", METHOD), SIZES),
+    Case("125M", OF_125M, SIZES),
+    Case("125M, grouped heads in fp32", OF_125M, ("run.batch_size=2", *GROUPED, *SIZES[1:]), saves=False),
     Case("1.1B", (CONFIGS / "models" / "llama-1.1b.yaml", METHOD), SIZES, saves=False),
     Case("1.1B, offloaded", (CONFIGS / "models" / "llama-1.1b.yaml", METHOD), (*SIZES, OFFLOAD), saves=False),
 )

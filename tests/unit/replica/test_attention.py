@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from peer.config.model import LlamaModel
 from peer.config.schema import RunConfig
+from peer.device.accelerator import groups_in_16_bits_only
+from peer.replica import attention
 from peer.replica.attention import MASKLESS, WITHOUT_WINDOWS, without_mask
 from peer.replica.inner_loop import token_loss
 from peer.replica.model import build
@@ -83,3 +85,62 @@ def test_a_compiled_model_needs_no_mask_either(heads: int) -> None:
     torch.compile(token_loss, backend=spy)(model, parts.stream().batch(0), False)
     assert calls and all(it["attn_mask"] is None and it["is_causal"] is True for it in calls)
     assert heads == 2 or all(it["enable_gqa"] for it in calls)
+
+
+Heads = list[tuple[int, int, bool]]
+
+
+@pytest.fixture
+def heads(monkeypatch: pytest.MonkeyPatch) -> Heads:
+    """What each attention is given: heads of the queries and of the keys, and whether these are said to be groups."""
+    found: Heads = []
+    attend = nn.functional.scaled_dot_product_attention
+
+    def spy(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
+        assert key.shape == value.shape
+        found.append((query.shape[1], key.shape[1], how.get("enable_gqa", False)))
+        return attend(query, key, value, **how)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", spy)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "given"),
+    [
+        (torch.float32, False, (4, 4, False)),
+        (torch.float32, True, (4, 2, True)),
+        (torch.bfloat16, False, (4, 2, True)),
+    ],
+    ids=["fp32", "autocast", "bf16"],
+)
+def test_in_fp32_grouped_heads_are_repeated_where_no_kernel_takes_them(
+    dtype: torch.dtype, autocast: bool, given: tuple[int, int, bool], heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NVIDIA GPU took the kernel that keeps T² scores of each head."""
+    assert [kind for kind in ("cuda", "xpu", "mps", "cpu") if groups_in_16_bits_only(torch.device(kind))] == ["cuda"]
+    monkeypatch.setattr(attention, "groups_in_16_bits_only", lambda device: True)
+    model = small("llama", dtype=dtype)
+    without_mask(model)
+    token_loss(model, torch.zeros(2, 40, dtype=torch.int64), autocast)
+    assert heads == [given] * 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_repeated_heads_change_no_result(compiled: bool, heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("llama")
+    without_mask(model)
+    text = torch.randint(64, (2, 40), generator=torch.Generator().manual_seed(1))
+
+    def gradients(loss: Any) -> list[Tensor]:
+        model.zero_grad()
+        loss(model, text, False).backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    before = gradients(token_loss)
+    monkeypatch.setattr(attention, "groups_in_16_bits_only", lambda device: True)
+    torch._dynamo.reset()
+    after = gradients(torch.compile(token_loss, backend="eager") if compiled else token_loss)
+    for one, other in zip(after, before, strict=True):
+        torch.testing.assert_close(one, other)
+    assert set(heads[:2]) == {(4, 2, True)} and set(heads[2:]) == {(4, 4, False)}
