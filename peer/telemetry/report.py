@@ -50,9 +50,8 @@ class RoundReport:
 
 
 class Moment(NamedTuple):
-    """By both clocks. ``rested``: seconds of all pauses until then."""
+    """By the clock that a machine's sleep stops. ``rested``: seconds of all pauses until then."""
 
-    unix: float
     monotonic: float
     rested: float
 
@@ -190,11 +189,11 @@ class Reporter:
         self._status = self._status.model_copy(update=values)
 
     def _now(self) -> Moment:
-        return Moment(clock.unix(), clock.monotonic(), self._pause.seconds)
+        return Moment(clock.monotonic(), self._pause.seconds)
 
     def _unix(self, moment: Moment | None) -> float:
-        """Unix time of it, later by the pauses since; 0 before the first one."""
-        return moment.unix + self._pause.seconds - moment.rested if moment else 0.0
+        """Unix time of it, later by pauses and sleeps since; 0 before the first one."""
+        return clock.unix() - moment.until(self._now()) if moment else 0.0
 
     def saved(self) -> None:
         """A checkpoint was written."""

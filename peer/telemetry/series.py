@@ -86,9 +86,13 @@ OF_PEER = (
         "staleness_steps",
         "Inner steps between a part's contribution and its merge in the last round; 0 without overlap.",
     ),
-    _gauge("last_merge_timestamp_seconds", "Unix time of the last merge, later by the pauses since."),
     _gauge(
-        "last_checkpoint_timestamp_seconds", "Unix time of this process's last checkpoint, later by the pauses since."
+        "last_merge_timestamp_seconds",
+        "Unix time of the last merge, later by the pauses and the machine's sleep since.",
+    ),
+    _gauge(
+        "last_checkpoint_timestamp_seconds",
+        "Unix time of this process's last checkpoint, later by the pauses and the machine's sleep since.",
     ),
     _gauge("checkpoint_bytes", "Size of one checkpoint."),
     _gauge("disk_free_bytes", "Free space on the checkpoints' disk, with that of a checkpoint that is being written."),

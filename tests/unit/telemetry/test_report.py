@@ -219,6 +219,24 @@ def test_in_a_pause_the_time_since_the_last_merge_and_checkpoint_stands_still(tm
 
 
 @pytest.mark.usefixtures("virtual")
+def test_while_the_machine_sleeps_the_time_since_the_last_merge_and_checkpoint_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record said 15 seconds and Prometheus 8 hours: the alerts fired for each machine that woke."""
+    metrics, unix = Metrics(), clock.unix
+    reporter = Reporter(tmp_path, metrics)
+    reporter.round(round_report(1))
+    reporter.saved()
+    clock.sleep(10.0)
+    monkeypatch.setattr(clock, "unix", lambda: unix() + 8 * 3600.0)
+    clock.sleep(5.0)
+    for series in ("merge", "checkpoint"):
+        told = metrics.registry.get_sample_value(f"noloco_last_{series}_timestamp_seconds")
+        assert told is not None and clock.unix() - told == pytest.approx(15.0)
+    assert reporter.status(dict.fromkeys(ACTIVITIES, 0.0), 2).merged_ago == pytest.approx(15.0)
+
+
+@pytest.mark.usefixtures("virtual")
 def test_each_border_of_a_pause_is_one_moment_to_the_thread_that_reads(tmp_path: Path) -> None:
     """Between two assignments the whole pause was told as time since the last merge."""
     pause, told = process.Pause(), list[float | None]()
