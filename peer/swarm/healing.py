@@ -88,7 +88,7 @@ class Position(Protocol):
 
 
 class Origin:
-    """How this peer began. Written by the training thread, and by the network thread when it meets a peer."""
+    """How this peer began. Written by the training thread, and by the network thread when it meets a peer or wakes."""
 
     def __init__(self) -> None:
         self.root, self.since, self._step, self._time = "", 0, 0, clock.monotonic()

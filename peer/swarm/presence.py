@@ -70,7 +70,7 @@ class Presence:
         self._step, self._report, self._metrics_address = step, report, metrics_address
         self.origin, self._divergence = Origin(), DivergenceTracker()
         self._taken = self._failed_takes = self._joins_from = 0
-        self._members = Members(node, node.member.run, self._record)
+        self._members = Members(node, node.member.run, self._record, self._woke)
         self._context = SwarmContext(
             node,
             self._members,
@@ -94,8 +94,6 @@ class Presence:
         Divergent peers that have taken the weights of this peer's part are met again.
         """
         own, step, others = self._counters.round, self._counters.boundary_step, self.others()
-        if self._members.was_suspended():  # others have trained on, as while a peer pauses
-            self.origin.note(alone=True, taken=False, round=own, step=step, root=self.origin.root)
         bounds = self.origin.bounds(own, step, self._context.inner_steps, self._context.boundary.progress.phase_seconds)
         joins_late = self.matchmaking.joins_late and own >= self._joins_from
         if joins_late and self.origin.late_to(own, others):
@@ -107,6 +105,13 @@ class Presence:
         ids = self._divergence.larger_part(self._node.peer_id, own, others)
         why = "this peer has nothing in common with the swarm"
         return Replacement(why, -1, adopt=True, ids=ids, bounds=bounds) if ids else None
+
+    def _woke(self) -> None:
+        """This process has stood still, and others have trained on, as while a peer pauses. At once: at its boundary
+        this peer would meet a member before it asks for a replacement. On the network thread.
+        """
+        own = self._counters
+        self.origin.note(alone=True, taken=False, round=own.round, step=own.boundary_step, root=self.origin.root)
 
     def note_replacement(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer has ``taken`` the weights of others, or could not get them: then it meets others as before."""

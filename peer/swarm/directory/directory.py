@@ -39,13 +39,18 @@ def present_members(node: Node, run: str) -> list[MemberRecord]:
 
 
 class Members(Reader):
-    """The directory as a member has it: it also announces this peer. ``describe`` makes this peer's current record."""
+    """The directory as a member has it: it also announces this peer. ``describe`` makes this peer's current record.
 
-    def __init__(self, node: Node, run: str, describe: Callable[[], MemberRecord]) -> None:
+    ``woke`` is called on the network thread when this process has stood still (a machine that slept, a container that
+    was paused), before the records of others are read again.
+    """
+
+    def __init__(
+        self, node: Node, run: str, describe: Callable[[], MemberRecord], woke: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(node, run)
-        self._describe = describe
+        self._describe, self._woke = describe, woke
         self._names = Newest[str](KEPT_NAMES)  # by id, for reports: a record may come after a meeting
-        self._suspended = False
         self._last_record: MemberRecord | None = None  # as it was written last, without its counters
         self._written = search.Held("", 0.0)
         self._copies: dict[Bucket, set[Any]] = {}  # ids of the nodes that have it
@@ -67,11 +72,6 @@ class Members(Reader):
         self._node.call(self._store(gone), 2 * RPC_TIMEOUT)
 
     # -- from any thread
-
-    def was_suspended(self) -> bool:
-        """Has this process stood still since the last call (a machine that slept, a container that was paused)?"""
-        suspended, self._suspended = self._suspended, False
-        return suspended
 
     def candidates(self) -> list[MemberRecord]:
         """As :meth:`live` without those that are paused, and those met lately even if their records are not found:
@@ -136,7 +136,8 @@ class Members(Reader):
             waits = self._last_record is not None and self._last_record.state == "waiting"
             pause = max(LEAST_PAUSE, period * random.uniform(0.8, 1.2) - (clock.monotonic() - began))
             await asyncio.sleep(pause)
-            self._suspended = self._suspended or clock.unix() - slept > pause + SUSPENDED_SECONDS
+            if clock.unix() - slept > pause + SUSPENDED_SECONDS:
+                self._woke()
             period = WAITING_SECONDS if waits else min(2 * period, records.ANNOUNCE_SECONDS)
 
     async def _look(self) -> None:

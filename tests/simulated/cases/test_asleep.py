@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
 
+from peer.swarm.healing import STALE_ROUNDS
+from tests.simulated.peer import SimulatedPeer
 from tests.simulated.scenario import Fault, Kind, Machine, Scenario
-from tests.simulated.world import in_a_folder
+from tests.simulated.world import World, in_a_folder
 
 MACHINE = Machine(0.5, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
 H, ASLEEP = 10, Fault(30.0, "freeze", (0,), 400.0, 0)
@@ -21,6 +25,30 @@ def test_it_takes_the_weights_of_those_that_have_trained_on(kind: Kind) -> None:
         own, *others = (world.rounds(peer) for peer in world.peers)
         theirs = max(rows[-1]["step"] for rows in others)
     assert theirs > 800 and theirs - own[-1]["step"] < 3 * H
+
+
+@pytest.mark.parametrize("kind", ["blocking", "overlapped"])
+def test_it_meets_nobody_before_it_has_the_weights_of_those_that_have_trained_on(kind: Kind) -> None:
+    """Within a phase that outlasts a look at the directory: at its boundary it merged weights of 20 rounds before with
+    a member's, and only then took the others'.
+    """
+    frozen = Fault(230.0, "freeze", (0,), 1000.0, 0)
+    with in_a_folder(Scenario(0, kind, (MACHINE,) * 4, (frozen,), 1500.0, 100, 300, "none")) as world:
+        assert not world.run().violations
+        own, *others = (_merges(world, peer) for peer in world.peers)
+    assert max(map(max, own.values())) > 25
+    for partner, theirs in zip(world.peers[1:], others, strict=True):
+        pairs = list(zip(own[partner.name], theirs["peer0"], strict=True))
+        assert all(abs(mine - its) <= STALE_ROUNDS for mine, its in pairs), pairs
+
+
+def _merges(world: World, peer: SimulatedPeer) -> dict[str, list[int]]:
+    """Its rounds in which it has merged with each other peer."""
+    found = defaultdict[str, list[int]](list)
+    for row in world.rounds(peer):
+        if row["outcome"] == "merged":
+            found[row["partner"]].append(row["round"])
+    return found
 
 
 def test_the_step_in_which_it_was_frozen_does_not_keep_a_pair_apart() -> None:

@@ -194,7 +194,6 @@ def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatc
     presence: Any = SimpleNamespace(
         _counters=SimpleNamespace(round=40, boundary_step=40 * H),
         others=lambda: others,
-        _members=SimpleNamespace(was_suspended=lambda: why == "suspended"),
         origin=own,
         _context=SimpleNamespace(inner_steps=H, boundary=SimpleNamespace(progress=SimpleNamespace(phase_seconds=10.0))),
         matchmaking=SimpleNamespace(joins_late=True),
@@ -203,6 +202,8 @@ def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatc
         _node=SimpleNamespace(peer_id="a"),
         _forgive=lambda peers: None,
     )
+    if why == "suspended":
+        Presence._woke(presence)
     needed = Presence.replacement(presence)
     assert isinstance(needed, Replacement) and bool(needed.ids) is (why == "divergent")
     assert needed.bounds == (PositionBounds() if why == "suspended" else PositionBounds((40, 70), (40 * H, 70 * H)))
