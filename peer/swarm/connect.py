@@ -27,42 +27,51 @@ UNKNOWN = ("model.digest",)  # of the model's files, which are not there yet
 
 def connect(node: MemberNode, run: SwarmRunConfig) -> None:
     """Join the DHT through an initial peer that admits this peer, as the only one with its identity, in a swarm of this
-    version and, as far as it is known, this configuration. Raises :class:`UserError` when one of these is not so.
+    version and, as far as it is known, this configuration. Raises :class:`UserError` when one of these is not so, and
+    :class:`RunError` when it is the version: others may be updated later.
 
     ``node``: without a configuration to greet with, so that each member answers what its own is.
     """
     node.start()
     require_alone(node, run.name)
     try:
-        _require_fitting(node, run, present_members(node, run.name))
+        misfit = _misfit(node, run, present_members(node, run.name))
     except (RunError, TimeoutError) as error:  # later it is asked again, for longer
         log.debug("no member was asked: %s", error)
+        return
+    if misfit is not None:
+        raise misfit
 
 
-def _require_fitting(node: MemberNode, run: SwarmRunConfig, present: Sequence[MemberRecord]) -> None:
-    """Some members of each configuration are asked, and one that fits is enough: any of them may lie."""
+def _misfit(node: MemberNode, run: SwarmRunConfig, present: Sequence[MemberRecord]) -> UserError | RunError | None:
+    """Why this peer can train with nobody. Some members of each configuration are asked: any of them may lie, but one
+    that has sent the configuration of its record has proved what it is. Who only refuses may fit when it is updated.
+    """
     each: dict[str, list[MemberRecord]] = {}
     for record in random.sample(present, len(present)):
         each.setdefault(record.config, []).append(record)
     if not each or len(each) > MOST_GREETED:
-        return
+        return None
     asked = [record for members in each.values() for record in members[:MOST_GREETED]]
 
     async def ask() -> list[Refused | None]:
         return await together(node.refused_by(it.peer_id, STATE_PROTOCOL, it.addresses) for it in asked)
 
-    reasons: dict[str, list[str]] = {}
+    found: dict[str, UserError | RunError | None] = {}  # by configuration; ``None`` for one that fits
     for record, refused in zip(asked, node.call(ask(), GREETINGS_TIMEOUT), strict=True):
-        if refused is not None and (refused.run is None or digest_of(refused.run) == record.config):
-            reasons.setdefault(record.config, []).append(_reason(run, record, refused))
-    if len(reasons) == len(each) and all(map(all, reasons.values())):
-        raise UserError(next(iter(reasons.values()))[0])
+        if refused is None:
+            continue
+        if refused.run is None:
+            found.setdefault(record.config, RunError(f"peer {record.name} refuses this one: {refused}"))
+        elif digest_of(refused.run) == record.config:
+            found[record.config] = _unlike(run, record, refused.run)
+    if len(found) < len(each) or None in found.values():
+        return None
+    return min(found.values(), key=lambda it: isinstance(it, UserError))
 
 
-def _reason(run: SwarmRunConfig, record: MemberRecord, refused: Refused) -> str:
-    """Why this peer cannot train with the member that ``refused`` it; empty when it can, as far as is known."""
-    if refused.run is None:
-        return f"peer {record.name} refuses this one: {refused}"
-    found = difference(canonical(run), refused.run, UNKNOWN)
+def _unlike(run: SwarmRunConfig, record: MemberRecord, theirs: str) -> UserError | None:
+    """What this configuration has otherwise than the member's; ``None`` when they are equal, as far as is known."""
+    found = difference(canonical(run), theirs, UNKNOWN)
     what = f"this configuration is not the swarm's: {found} (at peer {record.name})"
-    return found and f"{what}; use the swarm's, or give this run another run.name"
+    return UserError(f"{what}; use the swarm's, or give this run another run.name") if found else None

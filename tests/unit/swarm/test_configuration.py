@@ -23,7 +23,7 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.stream import Refusal, Refused, Stream, StreamLost
 from peer.swarm.configuration import OFFER_TIMEOUT, NoMajority, OfferedRun, _chosen, _from_swarm, ask, most_common
-from peer.swarm.connect import _require_fitting
+from peer.swarm.connect import _misfit
 from peer.swarm.directory.records import MemberRecord
 from tests.unit.parts import member_record
 from tests.unit.virtual import run, stream_pair
@@ -150,8 +150,7 @@ def test_a_member_that_is_gone_frozen_or_of_another_version_costs_its_deadline_a
     assert _from_swarm(node, "demo", records(DIGEST, DIGEST, DIGEST), None).text == TEXT
     assert clock.monotonic() - began <= OFFER_TIMEOUT
 
-    older = Refusal(reason="it runs noloco-peer 0.1.0 (wire version 1), this peer 0.2.0 (wire version 2)")
-    node = Swarm(thread, {"m0": None, "m1": older})
+    node = Swarm(thread, {"m0": None, "m1": OLDER})
     with pytest.raises(RunError, match=r"noloco-peer 0.1.0"):
         _from_swarm(node, "demo", records(DIGEST, DIGEST), None)
     assert isinstance(thread.call(ask(node, "demo", DIGEST, "m1", []), 60), Refused)
@@ -179,6 +178,7 @@ LIES = {
     "another configuration": Refusal(reason="it trains another configuration", run=OTHER),
     "another layout": Refusal(reason="its model has another layout"),
 }
+OLDER = Refusal(reason="it runs noloco-peer 0.1.0 (wire version 1), this peer 0.2.0 (wire version 2)")
 FITTING = Refusal(reason="it trains another configuration", run=TEXT)
 
 
@@ -200,7 +200,9 @@ class Greeted:
 
 
 def require(swarm: Any, own: RunConfig | None = None) -> None:
-    _require_fitting(swarm, own or RunConfig(), swarm.present)
+    misfit = _misfit(swarm, own or RunConfig(), swarm.present)
+    if misfit is not None:
+        raise misfit
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -216,7 +218,7 @@ def test_a_configuration_that_is_not_that_of_the_record_is_no_reason() -> None:
     require(Greeted(None, LIES["another configuration"]))
 
 
-@pytest.mark.parametrize("others", [(), (None,), (FITTING,), (LIES["another configuration"],)])
+@pytest.mark.parametrize("others", [(), (None,), (FITTING,), *((it,) for it in LIES.values())])
 def test_who_has_another_configuration_than_the_swarm_is_told_so(others: tuple[Refusal | None, ...]) -> None:
     """Whoever else of the swarm does not answer, or lies."""
     swarm = Greeted(FITTING, *others)
@@ -224,6 +226,12 @@ def test_who_has_another_configuration_than_the_swarm_is_told_so(others: tuple[R
         require(swarm, RunConfig(inner=InnerConfig(learning_rate=0.5)))
 
 
-def test_who_has_another_layout_than_all_others_is_told_so() -> None:
-    with pytest.raises(UserError, match="refuses this one: its model has another layout"):
-        require(Greeted(*[LIES["another layout"]] * 4))
+@pytest.mark.parametrize("proved", [False, True])
+def test_who_has_another_version_than_its_swarm_may_be_started_again(*, proved: bool) -> None:
+    """An error of the user, after which systemd starts no peer again: one that was updated before the others was gone
+    for good. Whether others have another configuration or not: one of another version may have this peer's.
+    """
+    swarm = Greeted(*[OLDER] * 3, *[LIES["another configuration"]] * proved)
+    swarm.present[3:] = [it.model_copy(update={"config": OTHER_DIGEST}) for it in swarm.present[3:]]
+    with pytest.raises(RunError, match=r"refuses this one: it runs noloco-peer 0\.1\.0"):
+        require(swarm)
