@@ -247,7 +247,7 @@ class Notebook:
 
     def _start(self, model: nn.Module, *, run: str, **_: Any) -> Any:
         outer = Mock(done=False, swarm_step=0, peer_id="Qm1")
-        outer.close.side_effect = lambda: self.noted.append(f"{run} leaves")
+        outer.close.side_effect = lambda _: self.noted.append(f"{run} leaves")
         self.noted.append(f"{run} starts")
         return outer
 
