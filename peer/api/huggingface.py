@@ -68,7 +68,7 @@ class StepLosses:
 class _Here(threading.local):
     """What a thread trains: one trainer at a time, which tells its callbacks of no exception that ends it."""
 
-    member: OuterLoopCallback | None = None  # that has joined, and has not left
+    outer: OuterLoop | None = None  # that has joined last
 
 
 _here = _Here()
@@ -104,8 +104,8 @@ class OuterLoopCallback(TrainerCallback):
     ) -> None:
         """Join the swarm."""
         self.close()
-        if _here.member is not None:  # an exception has ended its training, as in an earlier cell of a notebook
-            _here.member.close()
+        if _here.outer is not None:  # an exception has ended its training, as in an earlier cell of a notebook
+            _here.outer.close(RunError(INTERRUPTED))
         settings = dict(self._settings)
         known = dict((state.stateful_callbacks or {}).get(KEY) or {})
         self._training = str(known.get("training") or uuid.uuid4().hex)
@@ -117,7 +117,7 @@ class OuterLoopCallback(TrainerCallback):
         state.stateful_callbacks = {**(state.stateful_callbacks or {}), KEY: said}
         self._seen = int(state.num_input_tokens_seen)
         self.outer = OuterLoop.start(parts["model"], optimizer=parts["optimizer"], **settings)
-        _here.member = self
+        _here.outer = self.outer
         self._losses.active = not args.torch_compile and args.n_gpu <= 1
         self._hook = parts["model"].register_forward_hook(self._losses, with_kwargs=True)
         self._beginning, self._followed = None, 0
@@ -129,8 +129,9 @@ class OuterLoopCallback(TrainerCallback):
         """The optimizer has made a step."""
         assert self.outer is not None
         loss, logged, self._logged = self._losses.take(), self._logged, None
-        self.outer.step(tokens=self._step_tokens(args, state), loss=logged if loss is None else loss)
-        self._follow(parts.get("lr_scheduler"))
+        if not self.outer.done:  # the run may have been over when it joined
+            self.outer.step(tokens=self._step_tokens(args, state), loss=logged if loss is None else loss)
+            self._follow(parts.get("lr_scheduler"))
         if self.outer.done:  # as the trainer's own last step, which a newcomer does not reach
             DefaultFlowCallback().on_step_end(args, replace(state, max_steps=state.global_step), control)
 
@@ -210,8 +211,8 @@ class OuterLoopCallback(TrainerCallback):
         self._leave(RunError(INTERRUPTED))
 
     def _leave(self, error: RunError | None = None) -> None:
-        if _here.member is self:
-            _here.member = None
+        if _here.outer is self.outer:
+            _here.outer = None
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

@@ -27,7 +27,11 @@ def of_swarm(own: OwnMember, given: Mapping[str, Any], state: Any = None) -> dic
     Raises :class:`peer.errors.UserError` for a swarm that no program can join, and for several runs without a name.
     """
     name = given.get("name")
-    tree = _of_members(own, name) or _of_state(state, name)
+    saved = _of_state(state, name)
+    tree = _of_members(own, name or saved.get("name"))
+    if not tree and saved:
+        log.info("the settings of the saved state count")
+    tree = tree or saved
     outer = given.get("outer")
     if tree and isinstance(outer, dict) and outer.get("name", tree["outer"]["name"]) != tree["outer"]["name"]:
         return {"name": tree["name"]}  # the others are for another method, and connect.py says that they differ
@@ -40,7 +44,7 @@ def _of_members(own: OwnMember, name: str | None) -> dict[str, Any]:
     try:
         offer = offered(own, name)
     except (NoMajority, RunError, TimeoutError) as error:
-        log.warning("this program's own settings count: %s", one_line(error))
+        log.warning("the swarm tells no settings: %s", one_line(error))
         return {}
     return {} if offer is None else received(offer.text, OwnRun).tree
 

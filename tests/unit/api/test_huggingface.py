@@ -276,6 +276,36 @@ def test_a_training_that_an_exception_has_ended_has_left_before_the_next_one_sta
     assert "one leaves" not in notebook.noted[3:]
 
 
+def test_a_training_that_went_on_in_another_thread_is_not_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One callback, first in this thread, where an exception ended it, then in another one."""
+    loops = [Mock(done=False, swarm_step=0, peer_id="Qm1") for _ in range(3)]
+    monkeypatch.setattr(OuterLoop, "start", Mock(side_effect=loops))
+    member, given = OuterLoopCallback(run="a"), TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+
+    def begin(callback: OuterLoopCallback) -> None:
+        callback.on_train_begin(given, TrainerState(), TrainerControl(), model=nn.Linear(1, 1), optimizer=None)
+
+    begin(member)
+    other = threading.Thread(target=begin, args=(member,))
+    other.start()
+    other.join()
+    begin(OuterLoopCallback(run="b"))
+    assert loops[0].close.called and not loops[1].close.called
+
+
+def test_a_run_that_was_over_before_is_given_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outer = Mock(done=True, swarm_step=100, peer_id="Qm1")
+    monkeypatch.setattr(OuterLoop, "start", Mock(return_value=outer))
+    given: dict[str, Any] = {"use_cpu": True, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    training = TrainingArguments(output_dir=str(tmp_path), **given)
+    data: Any = [{"number": number} for number in range(64)]
+    trainer = Trainer(Reads(), training, train_dataset=data, callbacks=[OuterLoopCallback(run="a")])
+    trainer.train()
+    assert trainer.state.global_step == 1 and not outer.step.called
+
+
 class Newcomer:
     """A trainer of 100 steps whose swarm has made 80 of them."""
 

@@ -82,6 +82,12 @@ def test_members_come_before_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start(monkeypatch, theirs, SAVED, peer__initial_peers="a", run__tag="books")[0].run == theirs
 
 
+def test_a_state_names_the_run_that_the_swarm_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bootstrap node had another run too: that one was taken, and the checkpoint was another run's."""
+    assert start(monkeypatch, None, SAVED, peer__initial_peers="a")[1][0][1] == "own"
+    assert start(monkeypatch, None, SAVED, peer__initial_peers="a", run__name="mine")[1][0][1] == "mine"
+
+
 @pytest.mark.parametrize("state", [None, [1], {}, {"config": 1}, {"config": "{}"}, {"config": canonical(RunConfig())}])
 def test_what_is_no_state_says_no_settings(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused later, with its reason."""
