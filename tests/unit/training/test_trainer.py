@@ -29,7 +29,7 @@ def trainer_of(state: Any, *, steps: int = 40, saver: Any = None, validation: An
     """A trainer whose member has a network that never fails."""
     member = MagicMock()
     member.resources.context, member.presence.failure = LoopContext(), ""
-    member.phase_length.time_up = False
+    member.phase_length.time_up = member.join_late.return_value = False
     return Trainer(Config(run=RunConfig(steps=steps)), member, state, saver or Mock(), validation or Mock())
 
 
@@ -84,6 +84,24 @@ def test_the_steps_before_the_network_hung_are_counted() -> None:
         trainer.loop()
     assert state.inner.step == state.counters.phase_steps_done == 2
     assert state.counters.tokens == state.counters.phase_tokens > 0
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_phase_whose_time_is_up_ends_unless_its_peer_is_asked_to_stop(away: bool) -> None:
+    """A resumed peer makes the rest of it."""
+    state = parts.peer_state()
+    trainer = trainer_of(state)
+    trainer.phase_length.time_up, trainer.context.stop.requested = True, away
+    trainer.account(state.inner.run(state.stream.take(1)))
+    assert trainer.boundary.cut.called != away
+
+
+@pytest.mark.parametrize(("replaced", "round", "saves"), [(True, 1, True), (False, 1, False), (False, 10, True)])
+def test_after_a_round_it_saves_what_was_replaced_and_every_tenth(replaced: bool, round: int, saves: bool) -> None:
+    trainer = trainer_of(parts.peer_state(), validation=Mock(losses=lambda: (1.0, {})))
+    trainer.member.join_late.return_value, trainer.counters.round = replaced, round
+    trainer.now_and_then()
+    assert trainer.saver.begin.called == saves
 
 
 def test_a_failed_run_waits_for_its_checkpoint_and_not_for_the_accelerator(tmp_path: Path) -> None:
