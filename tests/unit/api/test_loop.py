@@ -162,16 +162,17 @@ def test_after_the_last_step_a_peer_stays_for_who_has_lost_the_last_round(
     assert called == ["_boundary.finish", *(["_member.stay"] if step == 100 else []), "leave"]
 
 
-@pytest.mark.parametrize("remaining", [5, 0])
-def test_the_swap_is_continued_once_a_step(remaining: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts these calls as inner steps. At a boundary there were two."""
+@pytest.mark.parametrize(("remaining", "time_up"), [(5, False), (0, False), (5, True)])
+def test_the_swap_is_continued_once_a_step(remaining: int, time_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts these calls as inner steps. At a boundary there were two. ``time_up``: of ``run.inner_time``."""
     monkeypatch.setattr("peer.api.loop.require_finite", lambda *_: None)
     monkeypatch.setattr("peer.api.loop.require_same", lambda *_: None)
     outer, watched = watched_loop()
-    watched._length.remaining.return_value = remaining
+    watched._length.remaining.return_value, watched._length.time_up = remaining, time_up
     outer.step(7)
-    called = [call[0] for call in watched.mock_calls]
-    assert called.count("_boundary.between_steps") == 1 and ("_boundary.cross" in called) == (remaining == 0)
+    called = [call[0] for call in watched.mock_calls if call[0].startswith("_boundary.")]
+    ends = ["_boundary.cut", "_boundary.cross"] if time_up or not remaining else []
+    assert called == [*ends, "_boundary.between_steps"]
 
 
 @pytest.mark.parametrize("where", ["between_steps", "cross"])
