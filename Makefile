@@ -35,7 +35,7 @@ unit: .venv/.installed-dev ## unit tests (WORKERS=3)
 	$(PYTEST) -m "not long and not image" tests/unit tests/docker
 
 simulated: .venv/.installed-dev ## swarms in virtual time: 200 seeds
-	$(PYTEST) tests/simulated
+	$(PYTEST) -m "not long" tests/simulated
 
 smoke: .venv/.installed-dev ## one test of each kind with real processes on a real network
 	$(PYTEST) -m smoke tests/netlab tests/swarm

@@ -38,5 +38,11 @@ def test_help_lists_every_target_with_a_line() -> None:
     assert all(len(row) == 2 for row in rows)
 
 
+def test_the_parts_of_make_test_run_no_long_tests() -> None:
+    for target in ("test", "unit", "simulated", "smoke"):
+        recipe = re.findall(rf"^{target}:.*\n\t(.*)", MAKEFILE, re.MULTILINE)[0]
+        assert re.search(r'-m ("not long|smoke )', recipe), recipe
+
+
 def test_every_target_is_phony() -> None:
     assert set(re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[0].split()) == set(TARGETS)
