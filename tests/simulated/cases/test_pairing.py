@@ -27,9 +27,10 @@ from peer.swarm.pairing.agreement import Agreement
 from peer.swarm.pairing.matchmaking import PairMatchmaking
 from peer.swarm.pairing.proposals import Proposals
 from peer.swarm.presence import Presence
+from tests.simulated.harm import lies
 from tests.simulated.p2p.dht import Value
 from tests.simulated.runtime import EPOCH
-from tests.simulated.scenario import Fault, Machine, Scenario
+from tests.simulated.scenario import Fault, Kind, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
 from tests.unit.parts import member_record
 
@@ -42,10 +43,10 @@ def machine(step_seconds: float, latency: float = 0.0005) -> Machine:
     return Machine(step_seconds, latency, up=1e7, down=1e7, skew=0.0, starts=0.0)
 
 
-def shares(world: World, who: Callable[[int], bool] = lambda number: True) -> dict[str, float]:
-    """Share of each outcome in the rounds of these peers after the first minute's start."""
+def shares(world: World, who: Callable[[int], bool] = lambda number: True, since: float = 0.0) -> dict[str, float]:
+    """Share of each outcome in the rounds of these peers after the first minute's start. ``since``: inner steps."""
     rows = [row for number, peer in enumerate(world.peers) if who(number) for row in world.rounds(peer)[4:]]
-    outcomes = [row["outcome"] for row in rows]
+    outcomes = [row["outcome"] for row in rows if row["step"] > since]
     assert len(outcomes) > 30
     return {outcome: outcomes.count(outcome) / len(outcomes) for outcome in ("merged", "alone", "timeout")}
 
@@ -184,12 +185,31 @@ def test_a_peer_that_waits_for_an_answer_accepts_a_proposal_meanwhile() -> None:
         assert shares(world)["alone"] < 0.2  # 0.39 then, 0.04 now
 
 
-def test_a_member_that_comes_to_no_meeting_is_left_out() -> None:
-    """It accepted every proposal and made its own, so two others that met it at each boundary never met."""
-    absent = replace(machine(0.3), lie="no-show")
-    with in_a_folder(swarm(machine(0.3), machine(0.31), absent, seconds=300.0)) as world:
-        world.run()
-        assert shares(world, lambda number: number < 2)["alone"] < 0.4  # 0.98 then, 0.08 to 0.16 now
+def lies_after(world: World, number: int, lie: str, seconds: float) -> None:
+    """An honest peer turns bad."""
+
+    def turn() -> None:
+        peer = world.peers[number]
+        assert peer.trainer is not None
+        peer.lie = lie
+        lies.in_exchange(lie, peer.trainer)
+
+    world.loop.call_later(seconds, turn)
+
+
+@pytest.mark.parametrize(("kind", "turns"), [("overlapped", 0.0), ("blocking", 60.0)])
+def test_a_member_that_comes_to_no_meeting_is_left_out(kind: Kind, turns: float) -> None:
+    """It accepted every proposal and made its own, so two others that met it at each boundary never met. One that
+    ``turns`` bad had been a good partner: it was left out for one phase each time.
+    """
+    absent = replace(machine(0.3), lie="" if turns else "no-show")
+    three = swarm(machine(0.3), machine(0.31), absent, seconds=300.0)
+    with in_a_folder(replace(three, kind=kind)) as world:
+        if turns:
+            lies_after(world, 2, "no-show", turns)
+        assert not world.run().violations
+        found = shares(world, lambda number: number < 2, since=turns / 0.3)
+        assert found["alone"] < 0.4  # 0.98 then, 0.08 to 0.16 now; 0.59 and 0.07 of one that turns
 
 
 def test_a_member_that_calls_off_each_meeting_when_its_partner_is_there_is_left_out() -> None:
@@ -200,12 +220,18 @@ def test_a_member_that_calls_off_each_meeting_when_its_partner_is_there_is_left_
         assert shares(world, lambda number: number < 2)["alone"] < 0.4  # 0.73 then, 0.02 now
 
 
-def test_a_member_whose_swaps_all_time_out_is_left_out() -> None:
-    """It sent a header and then nothing, and it was met again as soon as the swap had timed out."""
-    silent = replace(machine(1.0), lie="silent")
-    with in_a_folder(swarm(machine(1.0), machine(1.03), silent, seconds=500.0)) as world:
+@pytest.mark.parametrize(("turns", "seconds"), [(0.0, 500.0), (60.0, 700.0)])
+def test_a_member_whose_swaps_all_time_out_is_left_out(turns: float, seconds: float) -> None:
+    """It sent a header and then nothing, and it was met again as soon as the swap had timed out. One that ``turns`` bad
+    had been a good partner: that was no offence, however often.
+    """
+    silent = replace(machine(1.0), lie="" if turns else "silent")
+    with in_a_folder(swarm(machine(1.0), machine(1.03), silent, seconds=seconds)) as world:
+        if turns:
+            lies_after(world, 2, "silent", turns)
         assert not world.run().violations
-        assert shares(world, lambda number: number < 2)["merged"] > 0.7  # 0.31 then, 0.8 now
+        found = shares(world, lambda number: number < 2, since=turns / 1.0)
+        assert found["merged"] > 0.7  # 0.31 then, 0.8 now; 0.45 and 0.79 of one that turns
 
 
 def test_who_never_came_costs_each_member_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
