@@ -22,6 +22,7 @@ from tests.simulated.world import World, in_a_folder
 
 COUNT = 8
 SPLIT, HEALED = 30.0, 70.0  # seconds
+MEMBER = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
 
 
 def group(*faults: Fault) -> Scenario:
@@ -102,8 +103,7 @@ def test_a_member_that_comes_to_its_boundary_while_it_joins_has_one_stream_to_it
 
 def test_a_member_counts_those_whom_it_avoids_when_its_leader_has_let_them_in() -> None:
     """It averaged with all, named nobody in its row and counted one contribution: the others had another lineage."""
-    machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
-    with in_a_folder(Scenario(0, "group", (machine,) * 3, (), 40.0, inner_steps=10, numel=300, codec="none")) as world:
+    with in_a_folder(Scenario(0, "group", (MEMBER,) * 3, (), 40.0, inner_steps=10, numel=300, codec="none")) as world:
         _, avoids, avoided = sorted(world.peers, key=lambda it: it.host.peer_id)
 
         def avoid() -> None:
@@ -163,14 +163,11 @@ def test_who_says_that_another_one_failed_costs_nobody_many_rounds(
     member is left out as often as its victim is, as nobody knows which of the two it was. With seed 9 one of the others
     had joined the next leader before: it counted the time since then, and let it go as one that was late (24 rounds).
     """
-    machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
-    honest = Scenario(seed, "group", (machine,) * 6, (), seconds, inner_steps=10, numel=300, codec="none")
-    with in_a_folder(honest) as world:
-        numbers = sorted(range(6), key=lambda it: world.peers[it].host.peer_id)
+    honest = Scenario(seed, "group", (MEMBER,) * 6, (), seconds, inner_steps=10, numel=300, codec="none")
+    numbers = in_the_order_of_ids(honest)
     liar = numbers.pop(place)
     victim = numbers.pop()
-    machines = [replace(machine, lie=lie if number == liar else "") for number in range(6)]
-    with in_a_folder(replace(honest, machines=tuple(machines))) as world:
+    with in_a_folder(lying(honest, liar, lie)) as world:
         assert not world.run().violations
         for number in numbers:
             assert merged(world, number) > least
@@ -179,14 +176,10 @@ def test_who_says_that_another_one_failed_costs_nobody_many_rounds(
 
 def test_who_says_with_a_small_id_that_it_leads_costs_the_others_few_rounds() -> None:
     """A small id is free. Each that leads and forms no group costs one deadline (22 s here), and more of them less."""
-    machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
-    honest = Scenario(0, "group", (machine,) * 8, (), 250.0, inner_steps=10, numel=300, codec="none")
-    with in_a_folder(honest) as world:
-        numbers = sorted(range(8), key=lambda it: world.peers[it].host.peer_id)
+    honest = Scenario(0, "group", (MEMBER,) * 8, (), 250.0, inner_steps=10, numel=300, codec="none")
+    numbers = in_the_order_of_ids(honest)
     liars = dict(zip(numbers[:3], (30.0, 50.0, 120.0), strict=True))
-    late = (
-        replace(machine, lie=NO_ROSTER, starts=liars[number]) if number in liars else machine for number in range(8)
-    )
+    late = (replace(MEMBER, lie=NO_ROSTER, starts=liars[it]) if it in liars else MEMBER for it in range(8))
     with in_a_folder(replace(honest, machines=tuple(late))) as world:
         assert not world.run().violations
         for number in numbers[3:]:
@@ -196,15 +189,35 @@ def test_who_says_with_a_small_id_that_it_leads_costs_the_others_few_rounds() ->
 
 def test_a_leader_that_sends_all_to_a_donor_that_does_not_exist_leads_no_longer() -> None:
     """Nobody merged any more, for ever: to whom they were sent counted, and not who had sent them."""
-    machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
-    honest = Scenario(0, "group", (machine,) * 6, (), 120.0, inner_steps=10, numel=300, codec="none")
-    with in_a_folder(honest) as world:
-        liar, *others = sorted(range(6), key=lambda it: world.peers[it].host.peer_id)
-    machines = tuple(replace(machine, lie=OUT_OF_DATE) if number == liar else machine for number in range(6))
-    with in_a_folder(replace(honest, machines=machines)) as world:
+    honest = Scenario(0, "group", (MEMBER,) * 6, (), 120.0, inner_steps=10, numel=300, codec="none")
+    liar, *others = in_the_order_of_ids(honest)
+    with in_a_folder(lying(honest, liar, OUT_OF_DATE)) as world:
         assert not world.run().violations
         for number in others:
             assert merged(world, number) > 28
+
+
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_a_member_that_makes_each_round_fail_is_left_out(place: int) -> None:
+    """If nobody left it out, it was in the next attempt too, and in each round after it."""
+    honest = Scenario(0, "group", (MEMBER,) * 4, (), 150.0, inner_steps=10, numel=300, codec="none")
+    numbers = in_the_order_of_ids(honest)
+    liar = numbers.pop(place)
+    with in_a_folder(lying(honest, liar, "false mean")) as world:
+        assert not world.run().violations
+        for number in numbers:
+            assert merged(world, number) > 40  # 51; 13 or 30 if nobody left it out
+
+
+def in_the_order_of_ids(scenario: Scenario) -> list[int]:
+    """The numbers of its peers; the first one leads."""
+    with in_a_folder(scenario) as world:
+        return sorted(range(len(world.peers)), key=lambda it: world.peers[it].host.peer_id)
+
+
+def lying(honest: Scenario, liar: int, lie: str) -> Scenario:
+    machines = enumerate(honest.machines)
+    return replace(honest, machines=tuple(replace(it, lie=lie if n == liar else "") for n, it in machines))
 
 
 def merged(world: World, number: int) -> int:
