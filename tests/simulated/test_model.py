@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from hivemind.p2p import PeerID
 
+from peer.swarm.presence import Presence
+from peer.training.boundaries.blocking import Blocking
 from tests.simulated.harm.faults import Faults
 from tests.simulated.loop import Process, VirtualLoop
 from tests.simulated.p2p.admission import NEVER, Invitations
 from tests.simulated.p2p.network import Network, SimulatedP2P
 from tests.simulated.runtime import Runtime
-from tests.simulated.scenario import scenario
+from tests.simulated.scenario import Machine, Scenario, scenario
 from tests.simulated.world import simulate
 
 
@@ -72,3 +75,13 @@ def test_a_seed_whose_faults_do_not_happen_fails(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Faults, "happen", broken)
     violations = simulate(scenario(3)).violations
     assert len(violations) == len(scenario(3).faults) and all("no such fault" in it for it in violations)
+
+
+def test_a_group_in_which_a_liar_keeps_all_others_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A boundary with a liar counted for nobody, and all of a group meet it at each boundary."""
+    monkeypatch.setattr(Presence, "avoid", lambda *_, **__: None)
+    monkeypatch.setattr(Blocking, "_repeats", lambda *_: False)
+    honest = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
+    machines = honest, honest, replace(honest, lie="false mean")
+    report = simulate(Scenario(0, "group", machines, (), 60.0, inner_steps=10, numel=300, codec="none"))
+    assert not report.merges and any("stay alone" in it for it in report.violations)

@@ -60,7 +60,9 @@ class Promises:
             ended(averaged)
             merged = averaged.outcome is Outcome.MERGED
             liars = {key for it in self._world.peers if not it.honest for key in (it.name, it.host.peer_id)}
-            held = not merged and liars & {*averaged.partners, averaged.partner_id}  # meanwhile it meets nobody else
+            partners = {*averaged.partners, averaged.partner_id}
+            # One of a pair meets nobody else meanwhile. A group goes on without the member that made its round fail.
+            held = not merged and self._world.scenario.kind not in EVERYONE and liars & partners
             if not held:
                 self._note_alone(peer, merged=merged)
 
