@@ -53,15 +53,15 @@ class Progress:
         self.phase_number = 0  # of the current inner phase, from 1; 0 before the first one
 
     def begin(self, remaining: int, steps: int, limit: float = math.inf, following: int | None = None) -> None:
-        """An inner phase starts or goes on with ``remaining`` steps to do, for at most ``limit`` seconds.
+        """An inner phase starts or goes on with ``remaining`` steps to do.
 
-        ``steps``: H, the usual length of a phase. ``following``: that of the next one if it is another; 0 if none
-        follows.
+        ``steps``: H, the usual length of a phase; ``limit``: seconds after which such a phase ends, and a part of one
+        sooner. ``following``: the steps of the next one if they are others; 0 if none follows.
         """
         self._steps, self._remaining = steps, remaining
         self._following = steps if following is None else following
         self._last = clock.monotonic()
-        self._limit, self._until = limit, self._last + limit
+        self._limit, self._until = limit, self._last + (limit * remaining / steps if limit < math.inf else limit)
         self.phase_number += 1
 
     @property
@@ -119,6 +119,11 @@ class Progress:
         """Expected seconds of an inner phase; ``None`` before the first step."""
         return min(self.step_seconds * max(self._steps, 1), self._limit) if self.step_seconds else None
 
+    @property
+    def time_up(self) -> bool:
+        """The phase's time is over, whatever number of steps was made."""
+        return clock.monotonic() >= self._until
+
     def rate(self, per_step: float) -> float:
         """``per_step``, an amount a step, as an amount a second; 0 before the first step."""
         return per_step / self.step_seconds if self.step_seconds else 0.0
@@ -130,11 +135,14 @@ class Progress:
         A boundary that comes before the end of the running swap is postponed by whole phases. If no phase follows, it
         is postponed to the end of the swap. A swap that is overdue is expected to take as long again as it is overdue.
         """
-        last, swap_until = self._last, self._swap_until  # the training thread changes them meanwhile
+        # the training thread changes them meanwhile
+        last, until, steps, swap_until = self._last, self._until, self._remaining, self._swap_until
         if not self.step_seconds or last is None or swap_until == math.inf:
             return None
         now = clock.monotonic()
-        eta = max(0.0, min(self.step_seconds * self._remaining - (now - last), self._until - now))
+        if until < math.inf:  # the step that runs then is made first
+            steps = min(steps, math.ceil(max(0.0, until - last) / self.step_seconds))
+        eta = max(0.0, self.step_seconds * steps - (now - last))
         swap = abs(swap_until - now) if swap_until else 0.0
         late, by = max(0.0, swap - eta), self._following * self.step_seconds
         return eta + (math.ceil(late / by) * by if by else late)

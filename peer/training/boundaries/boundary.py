@@ -122,19 +122,15 @@ class PhaseLength:
 
     def __init__(self, run: SwarmRunConfig, total: float, state: OuterState, progress: Progress) -> None:
         self._run, self._total, self._state, self._progress = run, total, state, progress
-        self._until = math.inf
         self._swap = 0.0  # inner steps of an overlapped swap, as this phase began
 
     def begin(self) -> int:
         """The phase begins or continues; returns the steps that remain."""
         if self._run.exchange.overlap and not self._state.counters.phase_steps_done:
             self._swap = self._progress.swap_steps
-        steps, limit = self.remaining(), math.inf
-        if self._run.inner_time is not None:
-            limit = self._run.inner_time * steps / self._run.inner_steps
+        steps = self.remaining()
         following = self._steps_of_phase(self.steps_left - steps)
-        self._progress.begin(steps, self._run.inner_steps, limit, following)
-        self._until = clock.monotonic() + limit
+        self._progress.begin(steps, self._run.inner_steps, self._run.inner_time or math.inf, following)
         return steps
 
     def remaining(self) -> int:
@@ -153,7 +149,7 @@ class PhaseLength:
     @property
     def time_up(self) -> bool:
         """The phase's time is over, whatever number of steps was made."""
-        return clock.monotonic() >= self._until
+        return self._progress.time_up
 
     def cut(self) -> None:
         """End the phase now: the swarm's step counts as if all steps had been made."""

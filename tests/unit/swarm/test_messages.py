@@ -284,8 +284,25 @@ def test_the_next_boundary_is_estimated_from_the_steps_so_far() -> None:
     assert progress.eta() == pytest.approx(7.0)
     clock.sleep(10.0)
     assert progress.eta() == 0.0
-    progress.begin(10, 10, limit=7.0)
-    assert progress.eta() == progress.phase_seconds == pytest.approx(7.0)
+
+
+@pytest.mark.usefixtures("virtual")
+def test_a_phase_that_ends_after_a_time_ends_with_the_step_that_runs_then() -> None:
+    """It was announced for the middle of that step, and who was late by the rest of it was left out."""
+    progress = Progress()
+    progress.begin(10, 10)
+    for _ in range(4):
+        clock.sleep(2.0)
+        progress.tick()
+    for remaining, steps in (10, 4), (5, 2), (1, 1):
+        progress.begin(remaining, 10, limit=7.0)
+        assert progress.eta() == pytest.approx(2.0 * steps)
+        assert progress.phase_seconds == pytest.approx(7.0)  # of a whole one
+        clock.sleep(2.0)
+        progress.tick()
+        assert progress.eta() == pytest.approx(2.0 * (steps - 1))
+        clock.sleep(0.5)
+        assert progress.eta() == pytest.approx(max(0.0, 2.0 * (steps - 1) - 0.5))
 
 
 @pytest.mark.usefixtures("virtual")
