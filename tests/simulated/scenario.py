@@ -25,6 +25,7 @@ NATS = 0.2  # share of the swarms with peers that nobody can dial
 BAD_RELAYS = 0.5  # share of those, in which some that can be dialled are bad relays
 OUTSIDER = 0.25  # share of the swarms that an outsider troubles
 LIAR = 0.25  # share of the swarms of pairs that have a hostile member
+TIMED = 0.1  # share of the swarms of pairs whose inner phases end after a time
 CALM = 60.0  # seconds without a fault at the end, in which all wounds must heal
 SECONDS, ROUNDS = (90.0, 180.0, 360.0), 110  # without the calm; of all peers together, about
 LONG_SECONDS, LONG_ROUNDS = (120.0, 240.0, 600.0), 150
@@ -69,7 +70,7 @@ class Fault:
 @dataclass(frozen=True)
 class Scenario:
     """One simulation. ``seconds``: of virtual time until all are asked to stop. ``invited``: it has invitations.
-    ``reservations``: of peers behind NATs at one relay."""
+    ``reservations``: of peers behind NATs at one relay. ``inner_time``: ``run.inner_time``."""
 
     seed: int
     kind: Kind
@@ -82,6 +83,7 @@ class Scenario:
     invited: bool = False
     steps: int = ENDLESS  # inner steps of the run
     reservations: int = RESERVATIONS
+    inner_time: float | None = None
 
     @cached_property
     def accused(self) -> bool:
@@ -107,7 +109,8 @@ class Scenario:
     @cached_property
     def phase_seconds(self) -> float:
         """Seconds of the slowest peer's inner phase."""
-        return self.inner_steps * max(machine.step_seconds for machine in self.machines)
+        seconds = self.inner_steps * max(machine.step_seconds for machine in self.machines)
+        return min(seconds, self.inner_time or seconds)
 
 
 def scenario(
@@ -155,7 +158,16 @@ def scenario(
         invited=invited,
         steps=round(0.7 * seconds / phase_seconds * inner_steps) if ends else ENDLESS,
         reservations=reservations,
+        inner_time=None if long or kind in EVERYONE else inner_time(seed, phase_seconds),
     )
+
+
+def inner_time(seed: int, phase_seconds: float) -> float | None:
+    """After how many seconds an inner phase ends, if after a time: peers of other speeds make other numbers of steps.
+    ``phase_seconds``: of the fastest peer, about.
+    """
+    chance = random.Random(f"inner time {seed}")
+    return phase_seconds * chance.uniform(0.6, 1.5) if chance.random() < TIMED else None
 
 
 def behind_nats(seed: int, machines: tuple[Machine, ...]) -> tuple[tuple[Machine, ...], int]:

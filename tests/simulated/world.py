@@ -130,6 +130,7 @@ class World:
             "name": "simulated",
             "steps": scenario.steps,
             "inner_steps": scenario.inner_steps,
+            "inner_time": scenario.inner_time,
             "outer": outer,
             "exchange": {"overlap": overlap, "codec": scenario.codec},
             "rendezvous": {"patience": max(60.0, 2 * scenario.phase_seconds)},  # a group waits for its slowest member
