@@ -23,7 +23,7 @@ from peer.exchange.group.rounding import MOST_LOST, Rounding
 from peer.exchange.group.shown import contradiction, digest_of, digest_table, held_apart, read_table, table
 from peer.exchange.group.sketch import LOOSE, NOTHING_LOST, PROJECTIONS, Sketch, Sketches, factors
 from peer.exchange.group.wire import GroupVerdict, MemberReport
-from peer.rounds.contribution import Vector
+from peer.rounds.contribution import Vector, norm
 from peer.rounds.types import Assembly, Outcome
 from tests.simulated.checks.ledger import group_mean
 from tests.unit.exchange.group.harness import EXACT, many
@@ -219,6 +219,14 @@ def test_a_sketch_knows_the_length(shape: str) -> None:
         found.append(float(np.sqrt(np.square(it.projections).mean())) / it.norm)
     assert 0.9 < sum(found) / len(found) < 1.1
     assert max(found) < LOOSE * 0.8
+
+
+def test_a_length_is_the_same_on_every_machine() -> None:
+    """Summed in fp32 it was off by the tolerance with which members compare it, by each BLAS in another way."""
+    vector = torch.full((2**20,), 0.001234)
+    exact = float(np.linalg.norm(vector.numpy().astype(np.float64)))
+    assert norm(vector) == pytest.approx(exact, rel=1e-9)
+    assert Sketches("seed", vector.numel()).of(Vector(vector)).norm == pytest.approx(exact, rel=1e-9)
 
 
 def test_whoever_holds_something_else_is_suspected_with_who_sent_it() -> None:
