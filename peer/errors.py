@@ -12,6 +12,10 @@ from contextlib import suppress
 from peer import logs
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What a network says that fails, and a mounted file server that is away: NFS, sshfs, gcsfuse.
+UNREACHED = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNRESET}
+UNREACHED |= {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH}
+UNREACHED |= {getattr(errno, "EREMOTEIO", errno.EIO)}  # of Linux alone
 
 
 class UserError(Exception):
@@ -62,11 +66,15 @@ def of_file(error: OSError) -> UserError:
     return UserError(f"{error.filename}: {error.strerror}; check its owner and permissions, and of the folders above")
 
 
-def of_disk(where: str, error: OSError, advice: str = "") -> UserError | RunError:
-    """What to raise of a file or folder that cannot be written. There may be room on a full disk later."""
-    if error.errno in DISK_FULL:
-        return RunError(f"{where}: {error.strerror}; free some space")
-    return UserError(f"{where}: {error.strerror}{advice}")
+def of_disk(where: str, error: Exception, advice: str = "") -> UserError | RunError:
+    """What to raise of a file or folder that cannot be written or read, also of a library's own error without a number.
+    There may be room on a full disk later, and a file server may come back.
+    """
+    number, said = getattr(error, "errno", None), getattr(error, "strerror", None) or one_line(error, 200)
+    where = f"{where}: {' '.join(said.split())}"
+    if number in DISK_FULL:
+        return RunError(f"{where}; free some space")
+    return RunError(f"{where}; start again to go on") if number in UNREACHED else UserError(f"{where}{advice}")
 
 
 def one_line(error: BaseException, most: int | None = None) -> str:

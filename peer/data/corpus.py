@@ -22,7 +22,7 @@ from peer.data.sources.source import paths, without
 from peer.data.sources.text import PIECE_BYTES, pieces
 from peer.data.tokenizer import Bytes, Tokenizer, Tokens, dtype, framed
 from peer.data.tokenizer import load as load_tokenizer
-from peer.errors import UserError
+from peer.errors import UserError, of_disk
 
 HELD_OUT_DOCUMENTS = 20  # about one document in 20 is held out for validation
 # Of a source that is not in memory there are as many validation tokens as an evaluation uses, within these bounds.
@@ -114,7 +114,7 @@ def _any_bytes(path: Path, key: str) -> Iterator[bytes]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(f"run.data.{key}: cannot read {path}: {error.strerror}") from None
+        raise of_disk(f"run.data.{key}: cannot read {path}", error) from None
     for start in range(0, len(data), PIECE_BYTES):
         yield data[start : start + PIECE_BYTES]
 

@@ -150,13 +150,13 @@ def open_any(settings: TokenizerConfig) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     where = settings.path or settings.name
-    if settings.path and not Path(settings.path).exists():
-        raise UserError(f"run.data.tokenizer.path: {settings.path} does not exist")
     advice = (
         "; give a folder or a tokenizer.json by run.data.tokenizer.path, or a name on the Hugging Face Hub "
         "(HF_TOKEN in the environment if not public)"
     )
     with library_errors(f"run.data.tokenizer: cannot load {where}", advice):
+        if settings.path and not settings.path.exists():
+            raise UserError(f"run.data.tokenizer.path: {settings.path} does not exist")
         if settings.path and settings.path.is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(settings.path))
         return AutoTokenizer.from_pretrained(str(where), trust_remote_code=False)

@@ -4,7 +4,6 @@ or what may pass by itself.
 
 from __future__ import annotations
 
-import errno
 import re
 import socket
 import ssl
@@ -13,14 +12,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from peer import clock
-from peer.errors import RunError, UserError, one_line
+from peer.errors import UNREACHED, DISK_FULL, RunError, UserError, one_line
 
 SILENCE = 30.0  # seconds without a byte from the hub; huggingface_hub's own clients wait for ever
 ASK_SECONDS = 20.0  # for questions that are asked before the work
 LONGEST_REASON = 300  # characters
 HTTP_CLIENTS = {"aiohttp", "http", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib3"}
 NETWORK_ERRORS = ConnectionError, TimeoutError, socket.gaierror, ssl.SSLError
-NETWORK_NUMBERS = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 ASK_LATER = {408, 429}  # statuses of HTTP, and those from 500 on
 Result = TypeVar("Result")
 
@@ -46,8 +44,9 @@ def within(work: Callable[[], Result], seconds: float = ASK_SECONDS) -> Result:
 def library_errors(
     where: str, advice: str = "", passing: tuple[type[Exception], ...] = (), later: str = "; start again to go on"
 ) -> Iterator[None]:
-    """Raises :class:`RunError` if the network or the hub fails, and for other errors that may pass (``passing``).
-    Otherwise :class:`UserError`. ``later`` ends the line about the network, and ``advice`` the other ones.
+    """Raises :class:`RunError` if the network, the hub or a mounted file server fails, if a disk is full, and for other
+    errors that may pass (``passing``). Otherwise :class:`UserError`. ``later`` ends the line about the network, and
+    ``advice`` that of an error which stays.
     """
     try:
         yield
@@ -57,25 +56,45 @@ def library_errors(
         said = reason(error)
         if may_pass(error):
             raise RunError(f"{where}: the network or the Hugging Face hub does not answer: {said}{later}") from None
+        if _is_full(error):
+            raise RunError(f"{where}: {said}; free some space") from None
         kind = RunError if isinstance(error, passing) else UserError
         raise kind(f"{where}: {said}{advice}") from None
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the network or the hub is the reason, also of an error that a library has made of theirs."""
+    """Whether the network, the hub or a file server is the reason, also of an error that a library has made of it."""
     from huggingface_hub import constants
 
-    one: BaseException | None = error
-    while one is not None and not constants.HF_HUB_OFFLINE:
+    for one in _reasons(error):
+        if isinstance(one, OSError) and one.errno in UNREACHED:
+            return True
+        if constants.HF_HUB_OFFLINE:
+            continue
         status = getattr(getattr(one, "response", None), "status_code", getattr(one, "status", None))
         if isinstance(status, int):
             return status in ASK_LATER or status >= 500
-        if isinstance(one, NETWORK_ERRORS) or (isinstance(one, OSError) and one.errno in NETWORK_NUMBERS):
+        if isinstance(one, NETWORK_ERRORS):
             return True
         if type(one).__module__.partition(".")[0] in HTTP_CLIENTS and not isinstance(one, ValueError):
             return True  # ValueError: of an address
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
     return False
+
+
+def _is_full(error: BaseException) -> bool:
+    """``datasets`` says so without a number before it writes."""
+    return any(
+        isinstance(one, OSError) and (one.errno in DISK_FULL or str(one).startswith("Not enough disk space"))
+        for one in _reasons(error)
+    )
+
+
+def _reasons(error: BaseException) -> Iterator[BaseException]:
+    """``error``, and those of which libraries have made it."""
+    one: BaseException | None = error
+    while one is not None:
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
 def reason(error: BaseException) -> str:

@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size
-from peer.errors import UserError
+from peer.errors import UserError, of_disk
 
 RANGE_BYTES = 16 * 2**20  # bytes of a shard of a plain file
 CHECKED = 2**30  # bytes; a compressed file up to this size is checked in full before it is used
 LONGEST_LINE = 64 * 2**20  # bytes of a row
 READ_BYTES = 2**20
-BROKEN = (OSError, EOFError, zlib.error)
+DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,10 @@ class JsonLines:
                 self.passed += 1
                 if row >= start and wanted(row) and not line.isspace():
                     yield row, self._document(line, partial(self.position_text, shard, row))
-        except BROKEN as error:
-            raise UserError(f"{self.position_text(shard, row + 1)}: cannot be read: {_reason(error)}") from None
+        except (*DAMAGED, OSError) as error:
+            # Counting the rows before this range would read the file again.
+            where = part.path if part.begin else self.position_text(shard, row + 1)
+            raise of_disk(f"{where}: cannot be read", error) from None
         if row < 0 and not part.begin:
             raise UserError(f"{part.path} has no rows; remove it or take it out of the patterns of run.data")
 
@@ -91,10 +93,11 @@ class JsonLines:
                 while piece := file.read(READ_BYTES):
                     rows += piece.count(b"\n")
                     self.passed += 1  # a row of any length
-        except BROKEN as error:
-            raise UserError(
-                f"{path} row {rows + 1}: broken gzip: {_reason(error)}; nothing of the file was used, fetch it again"
-            ) from None
+        except DAMAGED as error:
+            advice = "; nothing of the file was used, fetch it again"
+            raise of_disk(f"{path} row {rows + 1}: broken gzip", error, advice) from None
+        except OSError as error:
+            raise of_disk(f"{path} row {rows + 1}: cannot be read", error) from None
         self._checked.add(path)
 
 
@@ -143,7 +146,3 @@ def _rows_before(part: FileRange) -> int:
         while left > 0 and (piece := file.read(min(READ_BYTES, left))):
             rows, left, last = rows + piece.count(b"\n"), left - len(piece), piece[-1:]
         return rows + (last != b"\n")
-
-
-def _reason(error: Any) -> str:
-    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__

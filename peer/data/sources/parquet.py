@@ -13,7 +13,7 @@ from typing import Any
 
 from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size
 from peer.data.tokenizer import Tokenizer, fingerprint
-from peer.errors import UserError, one_line
+from peer.errors import UserError, of_disk
 
 BATCH_ROWS = 256  # rows that are read at once
 # In the file's metadata, by noloco-peer tokenize: the tokenizer's name and fingerprint, and JSON with start and end.
@@ -60,7 +60,7 @@ class Parquet:
                     row += batch.num_rows
                     self.passed += batch.num_rows
         except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"{self.position_text(shard, row)}: cannot be read: {one_line(error, 200)}") from None
+            raise of_disk(f"{self.position_text(shard, row)}: cannot be read", error) from None
 
     def position_text(self, shard: int, row: int) -> str:
         group = self._groups[shard]
@@ -78,7 +78,8 @@ def _groups(path: Path, columns: tuple[str, ...], tokenizer: Tokenizer, own: Cal
             made_with, theirs = (metadata.get(key, b"").decode("utf-8", "replace") for key in (TOKENIZER, FINGERPRINT))
             rows = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path}: is not Parquet that can be read: {one_line(error, 200)}") from None
+        what = "cannot be read" if getattr(error, "errno", None) else "is not Parquet that can be read"
+        raise of_disk(f"{path}: {what}", error) from None
     column = next((name for name in columns if name in names), None)
     if column is None:
         raise UserError(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.errors import UserError
+from peer.errors import UNREACHED, UserError, of_disk
 from peer.logs import get_logger
 
 log = get_logger("data")
@@ -36,7 +36,8 @@ class DocumentSource(Protocol):
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         """The rows of ``shard`` from row ``start`` on for which ``wanted`` is true. Other rows are not parsed.
 
-        Raises :class:`UserError` with file and row for data that cannot be read and for a row that is no document.
+        Raises :class:`UserError` with file and row for data that cannot be read and for a row that is no document, and
+        :class:`peer.errors.RunError` if the file server is away.
         """
 
     def position_text(self, shard: int, row: int) -> str:
@@ -56,13 +57,26 @@ def paths(patterns: Iterable[str], key: str) -> list[Path]:
             full = Path(pattern).expanduser().absolute()
             matching = Path(full.anchor).glob(str(full.relative_to(full.anchor)))
             found = sorted(path for path in matching if path.is_file())
-        except (ValueError, RuntimeError, IndexError, OSError) as error:
+            if not found:
+                _require_no_outage(full.parent)
+        except (ValueError, RuntimeError, IndexError) as error:
             raise UserError(f"{key}: {pattern!r} is not a pattern: {error}") from None
+        except OSError as error:
+            raise of_disk(f"{key}: cannot read {pattern}", error) from None
         if not found:
             raise UserError(f"{key}: no file matches {pattern}")
         for path in found:
             all_found.setdefault(path.resolve(), path)
     return list(all_found.values())
+
+
+def _require_no_outage(folder: Path) -> None:
+    """Raises ``OSError`` if its file server is away: from Python 3.12 on such a folder has no files that match."""
+    try:
+        folder.stat()
+    except OSError as error:
+        if error.errno in UNREACHED:
+            raise
 
 
 def without(files: list[Path], left_out: Iterable[Path]) -> list[Path]:
@@ -83,7 +97,7 @@ def size(path: Path) -> int:
     try:
         found = path.stat().st_size
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise of_disk(f"cannot read {path}", error) from None
     if not found:
         raise UserError(f"{path} is empty; remove it or take it out of the patterns of run.data")
     return found

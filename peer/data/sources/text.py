@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peer.data.sources.source import Document, Wanted, parts, size
-from peer.errors import UserError
+from peer.errors import UserError, of_disk
 
 PIECE_BYTES = 64 * 1024  # bytes
 
@@ -43,7 +43,7 @@ def pieces(path: Path) -> Iterator[bytes]:
                 yield data[:end]
                 at, left = at + end, data[end:]
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise of_disk(f"{path}: cannot be read", error) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} byte {at + error.start + 1}: is not UTF-8 text") from None
 

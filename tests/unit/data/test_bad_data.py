@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import re
 import threading
 import time
@@ -18,17 +20,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData
+from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, TextData, TokenizerConfig
 from peer.config.schema import RunConfig
 from peer.data import corpus, prefetch
 from peer.data.batches import TokenStream
 from peer.data.open import read_ahead
 from peer.data.prefetch import Prefetched
+from peer.data.sources.source import size
 from peer.data.sources.stream import DocumentStream
-from peer.errors import RunError, UserError
-from tests.unit.data.harness import BATCH, LENGTH, jsonl, padded, source, stream, texts
+from peer.errors import UNREACHED, RunError, UserError
+from tests.unit.data.harness import BATCH, LENGTH, bpe, jsonl, padded, source, stream, texts
 from tests.unit.parts import TEXT
 
+BYTES = TokenizerConfig()
 ROWS = [{"text": text} for text in texts(300)]
 SAME: dict[str, Any] = {"sequence_length": LENGTH, "shuffle": 8}
 
@@ -109,6 +113,76 @@ def test_of_a_broken_gzip_nothing_is_used(damage: str, tmp_path: Path) -> None:
         taken.extend(ahead.take(10))
     ahead.close()
     assert not taken
+
+
+def text_of(folder: Path, tokenizer: Any) -> TextData:
+    for name in ("a", "b"):
+        (folder / f"{name}.txt").write_text("\n".join(texts(50, name)))
+    return TextData(name="text", train=(f"{folder}/*.txt",), sequence_length=LENGTH, tokenizer=tokenizer)
+
+
+def failing(number: int) -> Any:
+    def read(*arguments: Any, **more: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return read
+
+
+@pytest.mark.parametrize("call", ["read", "stat", "glob"])
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "parquet text", "text", "text of tokens"])
+def test_a_file_server_that_is_away_may_come_back(
+    kind: str, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read of a mounted folder that failed was bad data, of a .gz even a broken one: exit code 2, for a service the
+    end. What this user may not read stays it.
+    """
+    if kind.startswith("text"):
+        settings: AnyData = text_of(tmp_path, bpe(tmp_path / "small") if kind == "text of tokens" else BYTES)
+    else:
+        settings = source(kind, tmp_path)
+    opened = stream(settings)  # before the server goes
+
+    def fails(number: int, expected: type[Exception], says: str) -> None:
+        with monkeypatch.context() as patch:
+            if call == "read":
+                for owner, name in ((Path, "open"), (Path, "read_bytes"), (gzip, "open"), (pq, "ParquetFile")):
+                    patch.setattr(owner, name, failing(number))
+            else:
+                patch.setattr(Path, call, failing(number))
+            with pytest.raises(expected, match=says) as caught:
+                corpus.load(settings)
+            assert "broken gzip" not in str(caught.value)
+            if call == "read" and isinstance(opened, DocumentStream):
+                with pytest.raises(expected, match=says):
+                    next(opened._split.source.rows(0, 0, lambda row: True))
+
+    for number in UNREACHED:
+        fails(number, RunError, rf"^.*{os.strerror(number)}; start again to go on$")
+    fails(errno.EACCES, UserError, "Permission denied")
+    assert corpus.load(settings)
+
+
+def test_a_range_far_inside_a_file_that_cannot_be_read_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To name the row, the file was read again from its beginning."""
+    from peer.data.sources import jsonl as module
+
+    monkeypatch.setattr(module, "RANGE_BYTES", 1000)
+    rows = module.JsonLines([jsonl(tmp_path / "a.jsonl", ROWS)], ("text",))
+    monkeypatch.setattr(Path, "open", failing(errno.EIO))
+    with pytest.raises(RunError, match=r"a\.jsonl: cannot be read: Input/output error; start again to go on$"):
+        next(rows.rows(3, 0, lambda row: True))
+
+
+def test_a_folder_without_its_file_server_is_no_wrong_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on glob finds nothing there, and raises nothing."""
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: iter(()))
+    monkeypatch.setattr(Path, "stat", failing(errno.ENOTCONN))
+    with pytest.raises(RunError, match=r"^run\.data\.train: cannot read .*; start again to go on$"):
+        corpus.load(JsonlData(name="jsonl", train=(f"{tmp_path}/*.jsonl",), **SAME))
+    with pytest.raises(RunError, match=r"start again to go on$"):
+        size(tmp_path)
 
 
 def test_empty_files_and_data_without_text_are_named(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ PASSING = [
     socket.gaierror(-2, "Name or service not known"),
     ssl.SSLError("bad record"),
     OSError(errno.ENETUNREACH, "Network is unreachable"),
+    OSError(errno.ESTALE, "Stale file handle"),  # a local data set, or the cache, on a file server
     http.client.IncompleteRead(b""),
     foreign("requests.exceptions", OSError),
     foreign("aiohttp.client_exceptions"),
@@ -68,7 +69,6 @@ PASSING = [
 WRONG = [
     FileNotFoundError(errno.ENOENT, "No such file"),
     PermissionError(errno.EACCES, "Permission denied"),
-    OSError(errno.ENOSPC, "No space left on device"),
     OSError("Corrupt snappy compressed data"),
     ValueError("Unknown split"),
     foreign("requests.exceptions", ValueError),
@@ -94,6 +94,21 @@ def test_what_is_wrong_stays_wrong(error: Exception) -> None:
         raise error
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        made_of(OSError(errno.EDQUOT, "Disk quota exceeded")),
+        OSError("Not enough disk space. Needed: 1 TB"),  # of datasets
+    ],
+    ids=repr,
+)
+def test_a_full_disk_may_have_room_later(error: Exception) -> None:
+    """With exit code 2 a service whose cache was full stayed down; everywhere else a full disk is 1."""
+    with pytest.raises(RunError, match=r"^here: .+; free some space$"), library_errors("here", "; do this"):
+        raise error
+
+
 def test_who_asks_the_hub_says_what_else_may_pass() -> None:
     with pytest.raises(RunError, match=r"^here: no JSON$"), library_errors("here", passing=(ValueError,)):
         raise ValueError("no JSON")
@@ -116,6 +131,7 @@ def test_who_forbids_the_network_is_not_told_to_wait_for_it(monkeypatch: pytest.
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert not may_pass(ConnectionError("OfflineModeIsEnabled"))
+    assert may_pass(OSError(errno.ESTALE, "Stale file handle"))  # a local data set may be on a file server
 
 
 def test_a_stream_that_breaks_off_can_be_started_again() -> None:
