@@ -59,7 +59,9 @@ class Streamed(Data):
 
 
 class JsonlData(Streamed):
-    """JSON Lines, also .gz, given as glob patterns. With no ``validation`` one row in 100 is held out."""
+    """JSON Lines, also .gz, given as glob patterns. One row in 100 is held out: what is validated on with no
+    ``validation``.
+    """
 
     name: Literal["jsonl"]
     train: Words = Field(min_length=1, json_schema_extra=LOCAL)
@@ -68,7 +70,9 @@ class JsonlData(Streamed):
 
 
 class C4Data(Streamed):
-    """A local copy of C4 English as it is distributed: ``c4-train.*.json.gz`` and ``c4-validation.*.json.gz``."""
+    """A local copy of C4 English as it is distributed: ``c4-train.*.json.gz`` and ``c4-validation.*.json.gz``. One row
+    in 100 of the first is held out: what is validated on without the second.
+    """
 
     name: Literal["c4"]
     folder: PathText = Field(json_schema_extra=LOCAL)
@@ -76,7 +80,7 @@ class C4Data(Streamed):
 
 class ParquetData(Streamed):
     """Parquet with token ids (as ``noloco-peer tokenize`` writes it, or with padding and ``attention_mask``) or text.
-    With no ``validation`` one row in 100 is held out.
+    One row in 100 is held out: what is validated on with no ``validation``.
     """
 
     name: Literal["parquet"]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from peer import clock
-from peer.errors import UNREACHED, DISK_FULL, RunError, UserError, one_line
+from peer.errors import DISK_FULL, UNREACHED, RunError, UserError, one_line
 
 SILENCE = 30.0  # seconds without a byte from the hub; huggingface_hub's own clients wait for ever
 ASK_SECONDS = 20.0  # for questions that are asked before the work

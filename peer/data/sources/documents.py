@@ -27,7 +27,7 @@ from peer.data.sources.source import Document, DocumentSource
 from peer.data.tokenizer import Tokenizer, Tokens, dtype, framed, unframed
 from peer.errors import UserError
 
-HELD_OUT_ROWS = 100  # one row in 100 is held out, if a source has no validation split
+HELD_OUT_ROWS = 100  # one row in 100 is held out, but for a validation split that all peers have
 TOKENISED_AT_ONCE = 64  # documents
 ORDER = 1  # distinguishes this use of (seed, stream) from other uses
 
@@ -70,7 +70,7 @@ class Split:
                 place = replace(place, row=0)
             if not some and not place.index:
                 raise UserError(
-                    f"{self.source.position_text(0, 0)} and all other files of run.data have no text in them"
+                    f"{self.source.position_text(0, 0)} and all other files of run.data have no text in them to use"
                 )
             place = DataPosition(place.epoch + 1)
 

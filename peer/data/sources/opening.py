@@ -22,8 +22,8 @@ JSON_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 def splits(
     settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokenizer: Tokenizer, left_out: Iterable[Path] = ()
 ) -> tuple[Split, Split]:
-    """The training split, without the files ``left_out``, and the validation split. Without validation data, rows are
-    held out of the training data.
+    """The training split, without the files ``left_out``, and the validation split: validation data, or the rows that
+    are held out of the training data.
 
     Raises :class:`UserError` for missing data.
     """
@@ -43,7 +43,9 @@ def splits(
             train, validation = _both(settings, left_out, lambda files: Parquet(files, columns, tokenizer))
     if validation is None:
         return Split(train, tokenizer, held_out=False), Split(train, tokenizer, held_out=True)
-    return Split(train, tokenizer), Split(validation, tokenizer)
+    # Who has no validation files, which are local, validates on held-out rows; ``validation_split`` is every peer's.
+    held_out = None if isinstance(settings, HuggingFaceData) else False
+    return Split(train, tokenizer, held_out), Split(validation, tokenizer)
 
 
 def files(patterns: Iterable[str], name: str, tokenizer: Tokenizer, column: str) -> Split:

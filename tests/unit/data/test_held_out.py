@@ -20,7 +20,7 @@ from peer.data import corpus
 from peer.data.sources.documents import Split
 from peer.data.tokenizer import SEPARATOR, Tokens
 from peer.errors import UserError
-from tests.unit.data.harness import jsonl, source, texts
+from tests.unit.data.harness import jsonl, padded, source, texts
 
 ROWS = texts(2000)
 ENDINGS = {"text": "txt", "jsonl": "jsonl", "parquet": "parquet"}
@@ -78,6 +78,22 @@ def test_the_same_texts_in_memory_are_held_out_whatever_their_files_are_called(t
             (tmp_path / folder / f"{folder}{index}.txt").write_text(text)
         found.append(sides(TextData(name="text", train=(f"{tmp_path / folder}/*",), sequence_length=8)))
     assert found[0] == found[1] and found[0][1]
+
+
+@pytest.mark.parametrize("kind", ["c4", "jsonl.gz", "parquet"])
+def test_who_has_validation_files_does_not_train_on_what_others_hold_out(kind: str, tmp_path: Path) -> None:
+    """It trained on all rows: by the first merge the others' models had seen their validation set."""
+    data = source(kind, tmp_path, ROWS)
+    if kind == "c4":
+        assert isinstance(data, C4Data)
+        shutil.copytree(tmp_path, tmp_path / "without", ignore=shutil.ignore_patterns("c4-validation*"))
+        own, other = sides(data), sides(data.model_copy(update={"folder": tmp_path / "without"}))
+    else:
+        name = "held" if kind == "parquet" else "held.gz"
+        validation = (jsonl if kind == "jsonl.gz" else padded)(tmp_path / name, texts(50, "v"))
+        own, other = sides(data.model_copy(update={"validation": (str(validation),)})), sides(data)
+    assert own[1] == set(texts(50, "v")) and other[1]
+    assert own[0] == other[0] == set(ROWS) - other[1]
 
 
 def write(kind: str, path: Path, rows: Sequence[str]) -> None:

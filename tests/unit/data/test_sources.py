@@ -90,8 +90,9 @@ def test_every_document_comes_once_an_epoch_whole_and_with_its_end_token(kind: s
     assert set(seen) <= set(rows)
     validation = np.split(text.validation, np.where(text.validation == SEPARATOR)[0] + 1)
     held_out = {bytes(tokens[:-1].astype(np.uint8)).decode() for tokens in validation if len(tokens)}
-    if kind == "c4":  # it has validation files of its own
-        assert set(seen) == set(rows) and held_out == set(texts(50, "v"))
+    if kind == "c4":  # it has validation files of its own, and others without them validate on one row in 100
+        assert held_out == set(texts(50, "v"))
+        assert 3 <= len(set(rows) - set(seen)) <= 20
     else:
         assert set(seen) | held_out == set(rows)
         assert not set(seen) & held_out
