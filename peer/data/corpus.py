@@ -23,6 +23,9 @@ from peer.data.sources.text import PIECE_BYTES, pieces
 from peer.data.tokenizer import Bytes, Tokenizer, Tokens, dtype, framed
 from peer.data.tokenizer import load as load_tokenizer
 from peer.errors import UserError, of_disk
+from peer.logs import get_logger
+
+log = get_logger("data")
 
 HELD_OUT_DOCUMENTS = 20  # about one document in 20 is held out for validation
 # Of a source that is not in memory there are as many validation tokens as an evaluation uses, within these bounds.
@@ -123,13 +126,18 @@ def _split(documents: Iterable[tuple[bytes, bytes]], tokenizer: Tokenizer) -> tu
     """Hold out documents (key and text) by their key, as every other peer does: a text is its own key. In the standard
     library it is the file's name, because the texts differ between versions of Python.
 
-    Of two or more at least one is held out, and one is not.
+    Equal texts are on one side. Of two or more texts at least one is held out, and one is not.
     """
     found = [(hashlib.sha256(key).digest(), text) for key, text in documents]
     held_out = [hashed[0] % HELD_OUT_DOCUMENTS == 0 for hashed, _ in found]
     if len(found) > 1 and len(set(held_out)) == 1:
-        smallest = min(range(len(found)), key=lambda at: found[at][0])
-        held_out = [at == smallest for at in range(len(found))]
+        smallest = min(hashed for hashed, _ in found)
+        held_out = [hashed == smallest for hashed, _ in found]
+        log.warning(
+            "run.data: of so few documents (%d) one is held out that peers with other files may train on; give "
+            "run.data.validation",
+            len(found),
+        )
     sides: tuple[list[bytes], list[bytes]] = ([], [])
     for (_, text), held in zip(found, held_out, strict=True):
         sides[held].append(text)

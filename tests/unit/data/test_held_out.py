@@ -96,6 +96,36 @@ def test_who_has_validation_files_does_not_train_on_what_others_hold_out(kind: s
     assert own[0] == other[0] == set(ROWS) - other[1]
 
 
+def test_of_so_few_texts_that_the_rule_holds_out_none_one_is_and_a_line_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer with other files may train on it. Of two files with one text, one was trained on and one validated on."""
+    monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)
+    data = TextData(name="text", train=(f"{tmp_path}/*.txt",), sequence_length=8)
+    for index, text in enumerate(ROWS[20:25]):
+        (tmp_path / f"{index}.txt").write_text(text)
+    trained, (held_out,) = sides(data)
+    assert trained == {*ROWS[20:25]} - {held_out} and len(trained) == 4
+    assert caplog.text.count("of so few documents (5) one is held out that peers with other files may train on") == 1
+    for index, text in enumerate(ROWS[20:25]):
+        (tmp_path / f"{index} again.txt").write_text(text)
+    assert sides(data) == (trained, {held_out})
+    for path in tmp_path.iterdir():
+        path.write_text(held_out)
+    with pytest.raises(UserError, match=r"the train split has 0 tokens.*add text, name files to validate on"):
+        corpus.load(data)
+
+
+def test_of_many_texts_no_such_line_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)
+    for index, text in enumerate(ROWS[:100]):
+        (tmp_path / f"{index}.txt").write_text(text)
+    assert sides(TextData(name="text", train=(f"{tmp_path}/*.txt",), sequence_length=8))[1]
+    assert "so few documents" not in caplog.text
+
+
 def write(kind: str, path: Path, rows: Sequence[str]) -> None:
     if kind == "text":
         path.write_text("\n".join(rows))
