@@ -41,9 +41,11 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"OUT: cannot make the folder {out}: {error.strerror}") from None
+    targets: set[Path] = set()
     for path in found:
         stem = Path(path.name.removesuffix(".gz")).stem
         target = out / f"{stem}-{crc32(str(path).encode()):08x}.parquet"  # two folders may have files of the same name
+        targets.add(target)
         made_of = {"file": str(path), "bytes": size(path), "changed": path.stat().st_mtime_ns, "column": column}
         made_of |= {"vocabulary": tokenizer.known, "end": tokenizer.end}
         made_of |= {"start": tokenizer.start} if tokenizer.start else {}  # files without any are not made again
@@ -53,6 +55,7 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
             continue
         rows, tokens = _write(path, target, tokenizer, column, metadata)
         say(f"{path}: {rows:,} documents, {tokens:,} tokens: {target}")
+    _tell_of_others(out, targets, say)
     known = f"name: {tokenizer.name}, vocabulary: {tokenizer.known}"
     known += "".join(f", {key}: {json.dumps(str(it))}" for key in ("end", "path") if (it := getattr(settings, key)))
     say(f"train on them with run.data: {{name: parquet, train: ['{out}/*.parquet'], tokenizer: {{{known}}}}}")
@@ -68,7 +71,40 @@ def _settings(wish: str, end: str | None) -> TokenizerConfig:
         return TokenizerConfig(name=wish, vocabulary=ANY_VOCABULARY, end=end)
     path = path.resolve()
     name = path.parent.name if path.is_file() else path.name
+    if name in ("", BYTES):
+        raise UserError(
+            f"--tokenizer: the folder of {path} names the tokenizer, which cannot be {name!r}; use another folder"
+        )
     return TokenizerConfig(name=name, vocabulary=ANY_VOCABULARY, end=end, path=path)
+
+
+def _tell_of_others(out: Path, targets: set[Path], say: SayLine) -> None:
+    """A file that another machine mounts elsewhere, or that has a new name, is another source: its documents are there
+    twice. The line names one whose source has the name of a source of this call, if there is any.
+    """
+    others = {path: _source(path) for path in sorted(set(out.glob("*.parquet")) - targets)}
+    others = {path: source for path, source in others.items() if source}
+    stems = {_stem(target) for target in targets}
+    if others:
+        path = min(others, key=lambda path: _stem(path) not in stems)
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        say(
+            f"{out} also has {path.name} made of {others[path]}{more}, which this call does not name; "
+            f"{out}/*.parquet trains on both: remove what is there twice"
+        )
+
+
+def _stem(target: Path) -> str:
+    """Of the source's name, as :func:`run` puts it into that of the file."""
+    return target.stem.rpartition("-")[0]
+
+
+def _source(path: Path) -> str | None:
+    """What an earlier call, or one on another machine, made the file of; ``None`` of a file of another origin."""
+    try:
+        return str(json.loads(_metadata(path)[MADE_OF])["file"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def _metadata(target: Path) -> dict[bytes, bytes]:

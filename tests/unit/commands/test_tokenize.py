@@ -107,6 +107,29 @@ def test_two_calls_at_once_leave_one_whole_file(tmp_path: Path, monkeypatch: pyt
     assert str(os.getpid()) in names[0].pop()  # of this process alone
 
 
+def test_what_else_the_folder_has_is_a_line(tmp_path: Path) -> None:
+    """Machines that mounted the sources elsewhere wrote each document twice, and the run trained on both."""
+    out = tmp_path / "out"
+    for mount in ("here", "there"):
+        (tmp_path / mount).mkdir()
+        for name in ("a.jsonl", "b.jsonl.gz"):
+            jsonl(tmp_path / mount / name, texts(10))
+    jsonl(tmp_path / "0.jsonl", texts(10))
+    run([f"{tmp_path}/0.jsonl"], out)
+    pq.write_table(pa.table({"input_ids": [[1]]}), out / "c.parquet")  # of another origin
+    (out / "d.parquet").write_text("no Parquet")
+    assert "also has" not in "".join(run([f"{tmp_path}/0.jsonl"], out))
+    for source, other in (
+        ("here/a.jsonl", "0.jsonl, which"),
+        ("there/a.jsonl", "here/a.jsonl and 1 more, which"),  # the one that may be the same
+        ("there/b.jsonl.gz", "0.jsonl and 2 more, which"),
+    ):
+        *_, line, _ = run([f"{tmp_path}/{source}"], out)
+        assert f"{out} also has " in line and f" made of {tmp_path}/{other}" in line
+        assert f"{out}/*.parquet trains on both" in line
+    assert len(run([f"{tmp_path}/*.jsonl", f"{tmp_path}/*/*.jsonl*"], out)) == 6  # five files, and how to train on them
+
+
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jsonl(tmp_path / "a.jsonl", texts(10))
     endings: list[list[str]] = []
@@ -219,6 +242,11 @@ def test_of_parquet_the_named_column_is_tokenised(tmp_path: Path) -> None:
         (["a.jsonl", "OUT", "--column", "body"], "row 1: has no 'body'"),
         (["empty.txt", "OUT"], "is empty"),
         (["a.jsonl", "OUT", "--tokenizer", "~nobody-here/t"], "cannot load ~nobody-here/t"),
+        (
+            ["a.jsonl", "OUT", "--tokenizer", "./bytes"],
+            "/bytes names the tokenizer, which cannot be 'bytes'",
+        ),
+        (["a.jsonl", "OUT", "--tokenizer", "bytes/tokenizer.json"], "the folder of "),
         (["a.jsonl", "OUT", "--end", "x"], "--end: the tokenizer bytes has an end of its own"),
     ],
 )
@@ -229,6 +257,8 @@ def test_a_mistake_is_a_line(
     monkeypatch.setattr("peer.logs.setup", lambda *where: None)  # it would keep the captured stderr
     jsonl(tmp_path / "a.jsonl", texts(10))
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "bytes").mkdir()
+    (tmp_path / "bytes" / "tokenizer.json").touch()
     with pytest.raises(SystemExit) as caught:
         main(["tokenize", *arguments])
     assert caught.value.code == 2
