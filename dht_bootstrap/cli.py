@@ -162,7 +162,7 @@ def _serve(args: argparse.Namespace) -> None:
         for address in addresses:
             with contextlib.suppress(BrokenPipeError):  # who reads no more, as head -1, ends no node
                 tell(f"initial peer: {address}")
-        log.info("ready: port=%d http=%s identity=%s", args.port, monitor.address, args.identity)
+        log.info("ready: http=%s identity=%s", monitor.address, args.identity)
         signals.begin_loop()
         looked = saved = time.monotonic()
         while not stop.requested and not node.failure:

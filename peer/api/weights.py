@@ -24,6 +24,7 @@ log = get_logger("outer_loop")
 WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")  # in the names of parameters
 
 COMPARED = 4096  # elements of each weight
+SWAPPED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -162,6 +163,6 @@ def _objection(parameter: nn.Parameter, device: torch.device) -> str:
         return "is on the meta device; give the model its weights first"
     if parameter.device != device:
         return f"is on {parameter.device} and others are on {device}; OuterLoop wants all on one device"
-    if not parameter.is_floating_point():
-        return f"is of {parameter.dtype}; OuterLoop swaps real numbers"
+    if parameter.dtype not in SWAPPED:
+        return f"is of {parameter.dtype}; OuterLoop swaps real numbers of 16 bits or more"
     return "" if parameter.is_contiguous() else "is not contiguous in memory (channels_last?); make it so, or freeze it"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from peer import RunError, UserError
 from peer.config.load import overridden
+from peer.errors import print_error
 
 
 def options(description: str) -> argparse.ArgumentParser:
@@ -56,10 +57,10 @@ def windows(data: Tensor, count: int, length: int, draw: torch.Generator) -> Ten
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run ``main``; errors are one line, Ctrl+C is no error."""
+    """Run ``main``; errors are one line, and the exit code is 2 for wrong use and 1 otherwise. Ctrl+C is no error."""
     try:
         main()
     except (UserError, RunError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(print_error(error))
     except KeyboardInterrupt:
         sys.exit(0)

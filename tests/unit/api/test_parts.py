@@ -229,6 +229,7 @@ def one_buffer() -> nn.Module:
         (lambda: nn.Sequential(nn.LazyLinear(2)), "0.weight has no shape yet; give the model one batch first"),
         (lambda: nn.Linear(2, 2).requires_grad_(False), "no parameter that is trained"),
         (lambda: nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))]), "swaps real numbers"),
+        (lambda: nn.Linear(2, 2).to(torch.float8_e4m3fn), "of torch.float8_e4m3fn; OuterLoop swaps real numbers of 16"),
         (lambda: [nn.Linear(2, 2)], "not a torch.nn.Module"),
     ],
 )
