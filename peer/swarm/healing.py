@@ -92,7 +92,7 @@ class Origin:
 
     def __init__(self) -> None:
         self.root, self.since, self._step, self._time = "", 0, 0, clock.monotonic()
-        self._alone = self._others_no_better = self._met = False
+        self._alone = self._slept = self._others_no_better = self._met = False
         self._merged_at = Newest[tuple[int, int]](EARLIER_PARTNERS)  # round and step of the last merge of everyone
         self._roots: tuple[str, ...] = (self.root,)  # that these weights had, and have: the newest last
 
@@ -102,7 +102,19 @@ class Origin:
         """
         self.root, self.since, self._alone, self._others_no_better, self._met = root, round, alone, False, taken
         self._step, self._time, self._roots = step, clock.monotonic(), (root,)
+        self._slept = False
         self._merged_at.clear()
+
+    def woke(self, round: int, step: int) -> None:
+        """This process has stood still. Others have trained on, as while a peer pauses, and its clock does not say how
+        far they can be.
+        """
+        self.note(alone=True, taken=False, round=round, step=step, root=self.root)
+        self._slept = True
+
+    def has_caught_up(self) -> None:
+        """Most of the others are not ahead of it. Before that, whom it meets may have slept too."""
+        self._slept = False
 
     def bounds(self, round: int, step: int, inner_steps: int, phase_seconds: float | None) -> PositionBounds:
         """Where this peer, now at ``round`` and ``step``, can be put by others: not back, and not beyond what they can
@@ -145,7 +157,7 @@ class Origin:
 
     def met(self, root: str) -> None:
         """It has met a peer with this root; their weights will be averaged."""
-        self.root, self._alone, self._met = min(self.root or root, root or self.root), False, True
+        self.root, self._alone, self._met = min(self.root or root, root or self.root), self._slept, not self._slept
         if self.root not in self._roots:
             self._roots = (*self._roots, self.root)[-KEPT_ROOTS:]
 

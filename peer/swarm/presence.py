@@ -96,9 +96,12 @@ class Presence:
         own, step, others = self._counters.round, self._counters.boundary_step, self.others()
         bounds = self.origin.bounds(own, step, self._context.inner_steps, self._context.boundary.progress.phase_seconds)
         joins_late = self.matchmaking.joins_late and own >= self._joins_from
-        if joins_late and self.origin.late_to(own, others):
+        late = self.origin.late_to(own, others)
+        if joins_late and late:
             why, adopt = "the swarm is older than this peer", not self.origin.since
             return Replacement(why, own + STALE_ROUNDS, adopt=adopt, bounds=bounds)
+        if others and not late:
+            self.origin.has_caught_up()
         if not self._divergence.suspected:
             return None
         self._forgive(self._divergence.replaced(others))
@@ -107,11 +110,10 @@ class Presence:
         return Replacement(why, -1, adopt=True, ids=ids, bounds=bounds) if ids else None
 
     def _woke(self) -> None:
-        """This process has stood still, and others have trained on, as while a peer pauses. At once: at its boundary
-        this peer would meet a member before it asks for a replacement. On the network thread.
+        """This process has stood still. At once: at its boundary this peer would meet a member before it asks for a
+        replacement. On the network thread.
         """
-        own = self._counters
-        self.origin.note(alone=True, taken=False, round=own.round, step=own.boundary_step, root=self.origin.root)
+        self.origin.woke(self._counters.round, self._counters.boundary_step)
 
     def note_replacement(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer has ``taken`` the weights of others, or could not get them: then it meets others as before."""

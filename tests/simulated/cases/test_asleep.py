@@ -42,6 +42,16 @@ def test_it_meets_nobody_before_it_has_the_weights_of_those_that_have_trained_on
         assert all(abs(mine - its) <= STALE_ROUNDS for mine, its in pairs), pairs
 
 
+@pytest.mark.parametrize("kind", ["blocking", "overlapped"])
+def test_two_that_slept_take_the_weights_of_those_that_have_trained_on(kind: Kind) -> None:
+    """Both were at the same old round, so they met, and neither was late from then on: they ended 20 rounds behind."""
+    frozen = tuple(Fault(230.0, "freeze", (it,), 1000.0, 0) for it in range(2))
+    with in_a_folder(Scenario(0, kind, (MACHINE,) * 6, frozen, 1700.0, 100, 300, "none")) as world:
+        assert not world.run().violations
+        last = [world.rounds(peer)[-1]["round"] for peer in world.peers]
+    assert min(last[2:]) > 30 and max(last) - min(last) <= STALE_ROUNDS, last
+
+
 def _merges(world: World, peer: SimulatedPeer) -> dict[str, list[int]]:
     """Its rounds in which it has merged with each other peer."""
     found = defaultdict[str, list[int]](list)

@@ -98,6 +98,37 @@ def test_who_meets_agrees(one: str, two: str, three: str) -> None:
     assert first.root == min({one, two, three} - {""}, default="")
 
 
+@given(ROUNDS, st.integers(STALE_ROUNDS + 1, 1000))
+def test_who_has_slept_is_late_until_most_are_not_ahead_of_it(own: int, more: int) -> None:
+    """Whomever it meets before: that peer may have slept as long, and its own clock does not know how long."""
+    it = origin()
+    it.woke(own, own * H)
+    it.met("a")
+    assert it.late(own, own + more, "a") and it.bounds(own, own * H, H, 10.0) == PositionBounds()
+    it.has_caught_up()
+    it.met("a")
+    assert not it.late(own, own + more, "a") and it.bounds(own, own * H, H, 10.0) != PositionBounds()
+
+
+@pytest.mark.parametrize(("others", "caught_up"), [([], False), ([9, 30, 30], False), ([9, 9, 30], True)])
+def test_who_has_slept_looks_until_it_finds_others(others: list[int], *, caught_up: bool) -> None:
+    """Their records may be too old by then. Nor has it caught up while it waits to ask them again."""
+    own, records = origin(), [member_record(str(number), it, root="a") for number, it in enumerate(others)]
+    presence: Any = SimpleNamespace(
+        _counters=SimpleNamespace(round=9, boundary_step=9 * H),
+        others=lambda: records,
+        origin=own,
+        _context=SimpleNamespace(inner_steps=H, boundary=SimpleNamespace(progress=SimpleNamespace(phase_seconds=10.0))),
+        matchmaking=SimpleNamespace(joins_late=True),
+        _joins_from=10,
+        _divergence=DivergenceTracker(),
+    )
+    Presence._woke(presence)
+    assert Presence.replacement(presence) is None
+    own.met("a")
+    assert own.late(9, 30, "a") is not caught_up
+
+
 @pytest.mark.parametrize(
     ("known", "declined"),
     [
