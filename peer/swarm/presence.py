@@ -111,9 +111,10 @@ class Presence:
 
     def _woke(self) -> None:
         """This process has stood still. At once: at its boundary this peer would meet a member before it asks for a
-        replacement. On the network thread.
+        replacement. A group of everyone gives its state itself, within bounds. On the network thread.
         """
-        self.origin.woke(self._counters.round, self._counters.boundary_step)
+        if self.matchmaking.joins_late:
+            self.origin.woke(self._counters.round, self._counters.boundary_step)
 
     def note_replacement(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer has ``taken`` the weights of others, or could not get them: then it meets others as before."""

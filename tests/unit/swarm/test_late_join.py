@@ -277,10 +277,10 @@ class Grouped:
         presence: Any = SimpleNamespace(
             origin=own,
             _group=Group(200, (), Assembly("t", (*(Seat(it, it) for it in met), Seat("a", "a")), 1, {})),
-            _counters=SimpleNamespace(round=199),
+            _counters=SimpleNamespace(round=199, boundary_step=199 * H),
             _step=lambda: 200 * H,
             _record=lambda: at_round("a", 200),
-            matchmaking=SimpleNamespace(ended=lambda *_: None, gave_no_state=self.refused.append),
+            matchmaking=SimpleNamespace(ended=lambda *_: None, gave_no_state=self.refused.append, joins_late=False),
             others=lambda: SwarmContext.others(context),
             _context=context,
         )
@@ -352,6 +352,17 @@ def test_a_peer_that_finds_no_record_has_no_measure_of_its_group(monkeypatch: py
     it = Grouped(monkeypatch, [])
     assert it.takes(claim(230)) == (230, 230 * H, 3)
     assert it.takes(State(0, 1, ())) == (199, 200 * H, 0)
+
+
+@pytest.mark.parametrize("others", [[], [200, 200], [230, 200, 200]])
+def test_a_member_of_a_group_that_has_slept_does_not_believe_any_position(
+    others: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It forgot where it had merged, so its donor could begin the run again, or end it."""
+    it = Grouped(monkeypatch, others)
+    Presence._woke(it.presence)
+    assert it.takes(State(0, 1, ())) == (199, 200 * H, 0)
+    assert not others or it.takes(claim(440))[1] == 202 * H
 
 
 def test_a_peer_that_was_in_no_group_yet_believes_it(monkeypatch: pytest.MonkeyPatch) -> None:
