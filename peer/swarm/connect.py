@@ -45,7 +45,8 @@ def connect(node: MemberNode, run: SwarmRunConfig) -> None:
 
 def _misfit(node: MemberNode, run: SwarmRunConfig, present: Sequence[MemberRecord]) -> UserError | RunError | None:
     """Why this peer can train with nobody. Some members of each configuration are asked: any of them may lie, but one
-    that has sent the configuration of its record has proved what it is. Who only refuses may fit when it is updated.
+    that has sent the configuration of its record has proved what it is. Who only refuses may fit when it is updated,
+    and proves nothing: the error names both.
     """
     each: dict[str, list[MemberRecord]] = {}
     for record in random.sample(present, len(present)):
@@ -65,9 +66,12 @@ def _misfit(node: MemberNode, run: SwarmRunConfig, present: Sequence[MemberRecor
             found.setdefault(record.config, RunError(f"peer {record.name} refuses this one: {refused}"))
         elif digest_of(refused.run) == record.config:
             found[record.config] = _unlike(run, record, refused.run)
-    if len(found) < len(each) or None in found.values():
+    errors = [it for it in found.values() if it is not None]
+    if len(errors) < len(each):
         return None
-    return min(found.values(), key=lambda it: isinstance(it, UserError))
+    errors.sort(key=lambda it: isinstance(it, RunError))
+    first, last = errors[0], errors[-1]
+    return first if type(first) is type(last) else RunError(f"{first}; {last}")
 
 
 def _unlike(run: SwarmRunConfig, record: MemberRecord, theirs: str) -> UserError | None:

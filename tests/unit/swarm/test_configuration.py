@@ -233,5 +233,18 @@ def test_who_has_another_version_than_its_swarm_may_be_started_again(*, proved: 
     """
     swarm = Greeted(*[OLDER] * 3, *[LIES["another configuration"]] * proved)
     swarm.present[3:] = [it.model_copy(update={"config": OTHER_DIGEST}) for it in swarm.present[3:]]
-    with pytest.raises(RunError, match=r"refuses this one: it runs noloco-peer 0\.1\.0"):
+    with pytest.raises(RunError, match=r"refuses this one: it runs noloco-peer 0\.1\.0") as error:
+        require(swarm)
+    assert ("run.inner.learning_rate is 0.001 here" in str(error.value)) is proved
+
+
+@pytest.mark.parametrize("refusal", [OLDER, LIES["another layout"]])
+def test_one_member_that_only_refuses_hides_no_difference_that_others_have_proved(refusal: Refusal) -> None:
+    """A record with an invented digest hid it: the peer was started again and again, and its user read of no key."""
+    swarm = Greeted(*[LIES["another configuration"]] * 6, refusal)
+    swarm.present = [
+        *(it.model_copy(update={"config": OTHER_DIGEST}) for it in swarm.present[:6]),
+        swarm.present[6].model_copy(update={"config": "invented"}),
+    ]
+    with pytest.raises(RunError, match=r"run\.inner\.learning_rate is .* use the swarm's.*; peer .* refuses this one"):
         require(swarm)
