@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from peer import __version__
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
@@ -44,8 +44,7 @@ def members(
         who = f"{len(same)} members train" if len(same) > 1 else "1 member trains"
         yield ok("swarm", f"{who} this configuration ({own}): {names}")
     if others:
-        said = f"{others[0].name} trains another configuration: {_difference(node, config, others[0])}"
-        yield (warn if same else fail)("config", said, "take the swarm's file; noloco-peer show-config prints this one")
+        yield _misfit(node, config, others[0], warn if same else fail)
     some = random.sample(same, min(ASKED_MEMBERS, len(same)))
     yield from _versions(node, some)
     if speed:
@@ -67,12 +66,16 @@ def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -
         yield fail("identity", said, "each peer needs a key (peer.identity) or an invitation of its own")
 
 
-def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
-    """The first key in which a member's run differs, from its refusal."""
+def _misfit(node: MemberNode, config: Subject, record: MemberRecord, level: Callable[..., Finding]) -> Finding:
+    """How a member of another digest differs, from its refusal: in its version, which may have other keys, or in the
+    first key of its run.
+    """
     refused = _refusal(node, record)
-    if refused is not None:
-        return node.member.difference(refused)
-    return f"its digest is {record.config}, ours {digest(config.run)}"
+    if refused is not None and refused.run is None:
+        return _refuses(node, record, refused, level)
+    own = f"its digest is {record.config}, ours {digest(config.run)}"
+    said = f"{record.name} trains another configuration: {own if refused is None else node.member.difference(refused)}"
+    return level("config", said, "take the swarm's file; noloco-peer show-config prints this one")
 
 
 def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Finding]:
@@ -84,8 +87,12 @@ def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Fin
         elif str(refused) == OTHER_LAYOUT:
             yield ok("version", f"{record.name} understands this noloco-peer ({__version__})")
         else:
-            said = f"{record.name} refuses this peer: {node.member.difference(refused)}"
-            yield fail("version", said, f"install the same version (here: {__version__})")
+            yield _refuses(node, record, refused, fail)
+
+
+def _refuses(node: MemberNode, record: MemberRecord, refused: Refused, level: Callable[..., Finding]) -> Finding:
+    said = f"{record.name} refuses this peer: {node.member.difference(refused)}"
+    return level("version", said, f"install the same version (here: {__version__})")
 
 
 def _refusal(node: MemberNode, record: MemberRecord) -> Refused | None:

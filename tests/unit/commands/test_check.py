@@ -13,6 +13,7 @@ import sys
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,7 +25,7 @@ from peer import __version__
 from peer.commands import cli
 from peer.commands.check import local, network, training
 from peer.commands.check.finding import Finding, ok, warn
-from peer.commands.check.members import _versions
+from peer.commands.check.members import _versions, members
 from peer.commands.check.reach import reachability
 from peer.config.digest import canonical, digest_of
 from peer.config.load import load
@@ -228,6 +229,17 @@ class Greeted:
     def call(self, work: Coroutine[Any, Any, Any], timeout: float) -> Any:
         return asyncio.run(work)
 
+    def other(self, patched: pytest.MonkeyPatch, *, same: bool) -> list[Finding]:
+        """What is found of the first member, which names another digest than this peer, and the next ones do not."""
+        found = [member_record(it).model_copy(update={"config": DIGEST}) for it in self._members]
+        found[0] = found[0].model_copy(update={"config": digest_of(OTHER)})
+        patched.setattr("peer.commands.check.members.present_members", lambda *_: found if same else found[:1])
+        patched.setattr("peer.commands.check.members._duplicate", lambda *_: ())
+        patched.setattr(self, "join", lambda *_, **__: asyncio.sleep(0), raising=False)
+        own: Any = SimpleNamespace(run=RunConfig(steps=10))
+        found_of_it = members(self, own, None, (), speed=False)  # type: ignore[arg-type]
+        return [it for it in found_of_it if "m0" in it.text]
+
     def versions(self) -> list[Finding]:
         return list(_versions(self, [member_record(it) for it in self._members]))  # type: ignore[arg-type]
 
@@ -243,6 +255,19 @@ def test_a_member_that_fits_is_told_from_one_that_is_silent_or_trains_something_
 def test_a_member_of_another_wire_version_is_a_failure() -> None:
     (found,) = Greeted(MemberIdentity("member", "demo", DIGEST, TEXT, "layout"), wire=WIRE_VERSION - 1).versions()
     assert found.level == "fail" and f"(wire version {WIRE_VERSION})" in found.text
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_a_member_of_another_version_and_digest_is_one_of_another_version(
+    *, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told as a difference of the configuration, with the advice to take the swarm's file."""
+    other = MemberIdentity("member", "demo", digest_of(OTHER), OTHER, "layout")
+    (found,) = Greeted(other, None, wire=WIRE_VERSION - 1).other(monkeypatch, same=same)
+    assert (found.topic, found.level) == ("version", "warn" if same else "fail")
+    assert f"(wire version {WIRE_VERSION})" in found.text and found.advice.startswith("install the same version")
+    (found,) = Greeted(other, None).other(monkeypatch, same=same)
+    assert (found.topic, found.level) == ("config", "warn" if same else "fail") and "run.steps is " in found.text
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
