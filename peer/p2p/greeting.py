@@ -32,7 +32,9 @@ from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Message, Refusal, Refus
 
 log = get_logger("greeting")
 
-WIRE_VERSION = 7  # of all messages between members; raised with every change of one
+# of all messages after a greeting; raised with every change of one. A changed message of a protocol without a greeting
+# (admission, dialback, relay, speed, ended) gets a new name
+WIRE_VERSION = 7
 OTHER_LAYOUT = "its model has another layout"
 WARNED_PEERS = 1000
 
