@@ -20,14 +20,17 @@ class RoundDeadlines:
     stall: float
     limit: float
 
-    def until_said(self, took: float, *, failed: bool) -> float:
+    def until_said(self, took: float, *, failed: bool, by_leader: bool = False) -> float:
         """From the end of this peer's work, which ``took`` so long, until another member must have said something: a
         member its report, or the leader its verdict.
 
-        A slower member may need as long again. When the work has ``failed``, a stall is enough: the leader decides
-        within :attr:`accusations`.
+        A slower member may need as long again. The leader waits so long for each report, and its own work may end after
+        this peer's: its verdict comes later. When the work has ``failed``, a stall is enough: the leader decides within
+        :attr:`accusations`.
         """
-        return self.stall if failed else took + self.stall
+        if failed:
+            return self.stall
+        return took + self.stall + (self.accusations if by_leader else 0.0)
 
     @property
     def accusations(self) -> float:

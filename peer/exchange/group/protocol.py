@@ -148,7 +148,8 @@ class GroupProtocol(ABC, Generic[Each]):
             first: list[asyncio.Future[Any]] = [work, hearing]
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             failed = work.done() and not succeeded(work.result())
-            async with asyncio.timeout(deadlines.until_said(clock.monotonic() - began, failed=failed)):
+            took, by_leader = clock.monotonic() - began, kind is GroupVerdict
+            async with asyncio.timeout(deadlines.until_said(took, failed=failed, by_leader=by_leader)):
                 return await hearing
 
     # -- the leader

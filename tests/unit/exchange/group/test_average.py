@@ -341,6 +341,27 @@ def test_who_is_silent_after_its_last_bytes_costs_a_stall(monkeypatch: pytest.Mo
     assert max(seconds(others)) < 2.0 + 1.0 + 0.5  # a stall, and a second until its stream has closed
 
 
+def test_a_member_waits_for_the_verdict_of_a_leader_that_is_done_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It called the leader gone while that waited as long for a third member: they left out two different ones."""
+    attempt, follow = AllReduceExchange._attempt, AllReduceExchange._follow
+
+    async def done_later(exchange: Any, own: Any, round: int, streams: GroupStreams, limit: float) -> MemberReport:
+        report = await attempt(exchange, own, round, streams, limit)
+        await asyncio.sleep(0.2 if streams.assembly.me == 0 else 0.0)
+        return report
+
+    async def says_nothing(exchange: Any, work: Any, assembly: Any, deadlines: RoundDeadlines) -> Any:
+        if assembly.me == 2:
+            await asyncio.sleep(20.0)
+        return await follow(exchange, work, assembly, deadlines)
+
+    monkeypatch.setattr(AllReduceExchange, "_attempt", done_later)
+    monkeypatch.setattr(AllReduceExchange, "_follow", says_nothing)
+    with many(3, 1000, settings=ExchangeConfig(codec="none", stall=2.0), phase_seconds=1000.0) as group:
+        leader, member, _ = group.average(contributions(vectors(3, 1000)))
+    assert leader and member and leader.culprits == member.culprits == ("c",)
+
+
 def test_a_slow_member_is_waited_for_as_long_as_it_will_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others wait for it in the middle of a round of 400 s, without a payload from one another."""
     slow_line(monkeypatch, 80.0, sender=5, receiver=1)

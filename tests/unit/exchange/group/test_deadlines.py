@@ -30,5 +30,6 @@ def test_each_deadline_leaves_room_for_those_within_it(stall: float, phase_secon
     took = share * it.limit
     assert took + it.until_said(took, failed=False) <= it.latest * (1 + 1e-9)
     assert took + it.until_said(took, failed=True) <= took + it.until_said(took, failed=False)
+    assert it.until_said(took, failed=False, by_leader=True) > it.until_said(took, failed=False), "for the verdict"
     assert it.accusations <= it.until_said(took, failed=True) / 2, "a failed member hears the verdict in time"
     assert it.longest - it.latest == pytest.approx(stall + THREAD_GRACE), "for the verdict"
