@@ -94,7 +94,7 @@ class _Reduction:
         """Average our slice when all have sent theirs; show what was averaged when all means are there; check all means
         when all have shown theirs.
         """
-        copy_own(self._own[self._me], self._given[self._me])
+        await clock.in_thread(copy_own, self._own[self._me], self._given[self._me])  # all streams stood still else
         for _ in range(len(self._given) - 1):
             await self._arrived.acquire()
         norms = await clock.in_thread(lambda: [norm(self._given[place]) for place in sorted(self._given)])

@@ -97,6 +97,28 @@ def test_over_real_sockets_and_threads_too() -> None:
         assert set(outcomes(failed)) == {Outcome.TIMEOUT}
 
 
+class NotOnTheLoop(Vector):
+    """Elements below ``stop`` may not be read in the thread of an event loop."""
+
+    def __init__(self, tensor: Tensor, stop: int) -> None:
+        super().__init__(tensor)
+        self._stop = stop
+
+    def read(self, start: int, out: Tensor) -> None:
+        if start < self._stop:
+            with pytest.raises(RuntimeError, match="no running event loop"):
+                asyncio.get_running_loop()
+        super().read(start, out)
+
+
+def test_a_member_copies_its_own_slice_beside_the_network_thread() -> None:
+    """All its streams stood still meanwhile, 19 s of a large model, and the others took it for gone."""
+    tensors = vectors(2, 1000)
+    with many(2, 1000, real=True) as group:
+        results = group.average([NotOnTheLoop(tensors[0], stop=500), Vector(tensors[1])])
+    assert outcomes(results) == [Outcome.MERGED] * 2, [it.detail for it in results if it]
+
+
 @pytest.mark.parametrize("sparsely", [False, True])
 def test_eight_members_with_two_turns_to_send_wait_for_nobody_in_a_circle(
     sparsely: bool, monkeypatch: pytest.MonkeyPatch
