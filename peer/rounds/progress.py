@@ -40,7 +40,7 @@ def may_be_late(announced: float) -> float:
 
 
 class Progress:
-    """When this peer reaches its next boundary, the end of its inner steps."""
+    """When this peer reaches its next boundary, after its inner steps."""
 
     def __init__(self) -> None:
         self._remaining = 0
@@ -50,6 +50,7 @@ class Progress:
         self._limit = self._until = math.inf
         self._swap_until, self._usual_swap = 0.0, math.inf
         self.judge_seconds = 0.0  # the longest time in which a merge was judged
+        self._prepare_seconds = 0.0  # of the last contribution: its peer is at its boundary so long after its last step
         self.phase_number = 0  # of the current inner phase, from 1; 0 before the first one
 
     def begin(self, remaining: int, steps: int, limit: float = math.inf, following: int | None = None) -> None:
@@ -90,6 +91,10 @@ class Progress:
     def judged(self, seconds: float) -> None:
         """A merge was judged before the next one."""
         self.judge_seconds = max(self.judge_seconds, seconds)
+
+    def prepared(self, seconds: float) -> None:
+        """This peer has computed its contribution after the last inner step, before its boundary."""
+        self._prepare_seconds = seconds
 
     def suspend(self) -> None:
         """No step follows before the next :meth:`begin`: when the boundary comes is not known."""
@@ -142,7 +147,7 @@ class Progress:
         now = clock.monotonic()
         if until < math.inf:  # the step that runs then is made first
             steps = min(steps, math.ceil(max(0.0, until - last) / self.step_seconds))
-        eta = max(0.0, self.step_seconds * steps - (now - last))
+        eta = max(0.0, self.step_seconds * steps - (now - last) + self._prepare_seconds)
         swap = abs(swap_until - now) if swap_until else 0.0
         late, by = max(0.0, swap - eta), self._following * self.step_seconds
         return eta + (math.ceil(late / by) * by if by else late)

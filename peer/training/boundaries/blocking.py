@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+from peer import clock
 from peer.logs import fields, get_logger
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
@@ -24,6 +26,7 @@ class Blocking(Boundary):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.group_weights = GroupWeights(self.state, self.presence, self.context, self.cut, self.validation)
+        self._own: Any = None  # this peer's contribution to the round
 
     def cross(self, inner: InnerReport) -> bool:
         """Average with the group and take the outer step. The next inner phase can begin when it returns."""
@@ -31,6 +34,7 @@ class Blocking(Boundary):
         # After the last step validation batches judge, which takes long. No partner has been found yet that would wait.
         if self.phase_length.steps_left <= 0:
             self.judge()
+        self._prepare()
         averaged = self._attempt()
         if self._repeats(averaged):
             what = fields(round=self.counters.round + 1, outcome=averaged.outcome)
@@ -45,8 +49,18 @@ class Blocking(Boundary):
             elif not averaged.outcome.failed or not self.outer.equal_replicas:
                 self.outer.apply(averaged.mean)
             self.state.cross_boundary(averaged.digest, members=len(averaged.partners) + 1)
+        self._own = None
         self.report(self.reached(inner), averaged)
         return True
+
+    def _prepare(self) -> None:
+        """Before the match: a group that has formed waits for a member's first message for no longer than a stall. With
+        decoupled momentum this is a pass over the model, which each attempt of the round uses.
+        """
+        began = clock.monotonic()
+        with self.timer("apply"):
+            self._own = self.outer.contribution()
+        self.context.progress.prepared(clock.monotonic() - began)
 
     def _attempt(self) -> Averaged:
         """Find a group and exchange."""
@@ -54,13 +68,13 @@ class Blocking(Boundary):
         with timer("match"):
             group = self.presence.group_for(self.counters.round)
             if group.donor is not None:
-                group = self.group_weights.caught_up(group.donor)
+                group = self.group_weights.caught_up(group.donor, self._prepare)
             phase_seconds = self.context.progress.phase_seconds
             group = replace(group, tokens=self.counters.phase_tokens, phase_seconds=phase_seconds)
         self.judge()  # after the match: a partner waits longer for the first part than for us to come
         group = self.presence.without_avoided(group)
         with timer("exchange"):
-            averaged = self.exchange.average(self.outer.contribution(), group)
+            averaged = self.exchange.average(self._own, group)
         if self.outer.grouping is Grouping.EVERYONE:
             self.group_weights.note_unheard(averaged)
         self.presence.ended(averaged)

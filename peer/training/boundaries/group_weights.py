@@ -61,8 +61,8 @@ class GroupWeights:
     def __post_init__(self) -> None:
         self.outer, self.counters = self.state.outer, self.state.counters
 
-    def caught_up(self, donor: Seat) -> Group:
-        """Take the group's slow weights from ``donor``, then ask for the group again."""
+    def caught_up(self, donor: Seat, prepare: Callable[[], None] = lambda: None) -> Group:
+        """Take the group's slow weights from ``donor``, ``prepare`` a contribution, then ask for the group again."""
         state = self.presence.state_of(donor, self.state.room())
         if state is None:
             return Group(self.counters.round, lost=f"{donor.name} did not give the group's slow weights")
@@ -72,6 +72,7 @@ class GroupWeights:
         counted, self._unheard = self._unheard, None
         self.state.rebase(state, counted.own if counted and counted.lineage == state.lineage else None)
         self.cut()  # the donor may have begun its next inner phase, and the group meets at the end of it
+        prepare()
         again = self.presence.group_for(self.counters.round)
         return again if again.donor is None else Group(self.counters.round, lost="the group's slow weights changed")
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from peer import clock
 from peer.exchange.group.wire import GroupFailure
 from peer.rounds.types import Outcome
 from peer.swarm import presence
@@ -222,3 +223,33 @@ def lying(honest: Scenario, liar: int, lie: str) -> Scenario:
 
 def merged(world: World, number: int) -> int:
     return [row["outcome"] for row in world.rounds(world.peers[number])].count("merged")
+
+
+@pytest.mark.parametrize(("steps", "first"), [(60, 0), (10, 2)])
+@pytest.mark.parametrize("number", range(3))
+def test_a_member_whose_contribution_takes_longer_than_a_stall_is_waited_for(
+    number: int, steps: int, first: int
+) -> None:
+    """It computed that after the match: the others waited for its first message for 10 s, and each round failed. In
+    phases of 5 s it is waited for when others have been told when it comes.
+    """
+    swarm = replace(group(), kind="decoupled", machines=group().machines[:3], seconds=200.0, inner_steps=steps)
+    with in_a_folder(swarm) as world:
+        slow: Any = world.peers[number]
+        make = slow._state
+
+        def made(*given: Any) -> Any:
+            state = make(*given)
+            computed = state.outer.contribution
+
+            def contribution() -> Any:
+                clock.sleep(12.0)
+                return computed()
+
+            state.outer.contribution = contribution
+            return state
+
+        slow._state = made
+        assert not world.run().violations
+        rows = [row for peer in world.peers for row in world.rounds(peer)[first:-1]]
+    assert len(rows) >= 9 and {row["outcome"] for row in rows} == {"merged"}

@@ -535,6 +535,33 @@ def test_a_round_of_everyone_is_repeated_once_without_the_member_that_broke_it(
     assert len(told) == tries - 1 and all("outcome=timeout detail='b is the slowest'" in it for it in told)
 
 
+def test_a_contribution_is_computed_before_each_match_that_may_form_a_group(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a round, and again when a donor's weights have come: the group waits for a stall."""
+    monkeypatch.setattr(NoLoCo, "grouping", Grouping.EVERYONE)
+    monkeypatch.setattr(NoLoCo, "equal_replicas", True)
+    done, outer, presence = list[str](), scene.state.outer, scene.presence
+    computed, vectors = outer.contribution, [torch.zeros_like(it) for it in scene.state.vectors()]
+    groups = [Group(0, donor=Seat("a", "peer-a")), Group(0), Group(0)]
+
+    def contribution() -> Any:
+        done.append(scene.resources.timer._activity)
+        return computed()
+
+    def group_for(round: int) -> Group:
+        done.append(scene.resources.timer._activity)
+        return groups.pop(0)
+
+    monkeypatch.setattr(outer, "contribution", contribution)
+    monkeypatch.setattr(presence, "group_for", group_for)
+    given = State(H, 1, vectors, lineage=Lineage("theirs", 9))
+    monkeypatch.setattr(presence, "state_of", lambda donor, room: given, raising=False)
+    failed = Averaged(torch.empty(0), Outcome.TIMEOUT, culprits=("another",))
+    assert Blocking(*scene.parts(), Exchange(failed, failed)).cross(scene.train())
+    assert done == ["apply", "match", "apply", "match", "match"] and not groups
+
+
 @pytest.mark.parametrize(("gives", "taken"), [("more", True), ("as much", False), ("nothing", False), ("early", False)])
 def test_who_loses_the_last_round_takes_what_the_group_has(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, gives: str, taken: bool
