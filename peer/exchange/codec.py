@@ -8,6 +8,7 @@ has a format of its own, :func:`pack`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ class Codec(ABC):
     A part is 1-D fp32 on the host. It begins at element ``start`` of the contribution, a multiple of ``BLOCK``.
     """
 
+    learns: ClassVar[bool] = False  # from contributions: begin() may ask for them
     sends: CodecName  # the codec of the next parts; not always the configured one
     understands: tuple[CodecName, ...]  # the codecs that this peer can decode
 

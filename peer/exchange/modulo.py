@@ -19,7 +19,7 @@ this peer is fp16, and its own change counts again. It may have changed nothing 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -55,6 +55,8 @@ CHECK_WEIGHTS = torch.from_numpy(np.array([pow(10368889, place, PRIME) for place
 
 class Modulo(Codec):
     """:class:`peer.exchange.codec.Codec` for 8 or 4 bits an element."""
+
+    learns: ClassVar[bool] = True
 
     def __init__(self, name: Literal["int8", "int4"], numel: int) -> None:
         self._name: CodecName = name

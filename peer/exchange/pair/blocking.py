@@ -15,9 +15,10 @@ import xxhash
 
 from peer import clock
 from peer.exchange.codec import prepare, size
-from peer.exchange.pair.protocol import PairProtocol, Transfer
+from peer.exchange.pair.protocol import LONGEST_STALL_SHARE, PairProtocol, Transfer
 from peer.p2p.payload import receive_parts
 from peer.rounds.contribution import PART, Averaged, Contribution, blend, copy_own, host_vector, parts, scratch
+from peer.rounds.transfer_rule import copy_limit
 from peer.rounds.types import Group, Outcome
 
 TOGETHER = 4  # parts that a thread encodes or decodes in one call: to change threads takes a third as long as a part
@@ -40,6 +41,13 @@ class PairExchange(PairProtocol):
         if averaged.outcome is not Outcome.MERGED:
             copy_own(contribution, self._buffer)
         return averaged
+
+    def _header_limit(self, group: Group) -> float:
+        """A partner whose codec knows nothing of others yet reads its whole contribution before (:func:`prepare`)."""
+        stall = self.settings.stall
+        if not self.codec.learns:
+            return stall
+        return min(copy_limit(4 * self.numel, stall), LONGEST_STALL_SHARE * self._time_limit(group, stall))
 
     async def _encode(self, own: Contribution, transfer: Transfer) -> AsyncIterator[bytes]:
         room, room_of_change = scratch(own.numel), scratch(own.numel)

@@ -83,7 +83,8 @@ class PairProtocol:
         min_stall = self.settings.stall
         swap = as_verdict(self._converse(group, stream, judgement, encode, receive), stream, min_stall)
         time_limit = self._time_limit(group, min_stall)
-        verdict = self.network.call(swap, 2 * (min_stall + time_limit) + THREAD_GRACE)
+        longest = self._header_limit(group) + 2 * (min_stall + time_limit)
+        verdict = self.network.call(swap, longest + THREAD_GRACE)
         self.codec.end_round(verdict.outcome is Outcome.MERGED, whole=judgement.whole)
         given_up = verdict.outcome is Outcome.TIMEOUT and self.away()  # by this peer
         blamed = (verdict.outcome in BLAMED and not given_up) or verdict.reason is Reason.HEADER
@@ -110,7 +111,7 @@ class PairProtocol:
     ) -> Verdict:
         """From the headers to the verdicts."""
         min_stall = self.settings.stall
-        header = await self._exchange_headers(stream, group)
+        header = await unless_away(self._exchange_headers(stream, group), self.away)
         judgement.ahead, judgement.share = header.round - group.round, share(header.tokens, group.tokens)
         part_seconds = PART_STEPS * (group.step_seconds + header.pace) if group.step_seconds else 0.0
         stall = max(min_stall, min(part_seconds, LONGEST_STALL_SHARE * self._time_limit(group, min_stall)))
@@ -144,7 +145,7 @@ class PairProtocol:
             bulk=offer(stream, payload_bytes),
         )
         await stream.send(own, stall)
-        header = await stream.receive(Header, stall)
+        header = await stream.receive(Header, self._header_limit(group))
         refusal = wrong_size(header.codec, header.payload_bytes, self.numel)
         if header.codec not in codec.understands:
             refusal = f"codec is {header.codec} there and {codec.sends} here"
@@ -153,6 +154,10 @@ class PairProtocol:
         await agree(stream, own.bulk, header.bulk)
         codec.meet(header.expects)
         return header
+
+    def _header_limit(self, group: Group) -> float:
+        """Seconds until the partner's header."""
+        return self.settings.stall
 
     def _time_limit(self, group: Group, stall: float) -> float:
         return swap_limit(stall, self.settings.max_phases, group.phase_seconds)

@@ -16,9 +16,11 @@ from peer.exchange.codec import size
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.protocol import both_ways
 from peer.exchange.pair.wire import Acknowledgement, Header, Unusable
+from peer.p2p.deadline import LEAVING_SECONDS
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import Stream, StreamLost
+from peer.rounds import transfer_rule
 from peer.rounds.contribution import PART, Averaged, Contribution, Vector
 from peer.rounds.types import Group, Link, Outcome, Reason, Verdict
 from tests.unit.exchange.pair_harness import FAST, PHASE, at_once, header, pair_exchange
@@ -252,6 +254,64 @@ def test_a_coded_swap_averages_and_costs_fewer_bytes(thread: LoopThread, codec: 
         error = (result.mean - (vectors[0] + vectors[1]) / 2).norm() / vectors[0].norm()
         assert float(error) < {"fp16": 1e-3, "bf16": 5e-3, "int8": 1.5e-3, "int4": 0.02}[codec]
         assert result.bytes_sent <= {"fp16": 2.0, "bf16": 2.0, "int8": 1.03, "int4": 0.52}[codec] * NUMEL + 1000
+
+
+class SlowAtFirst(Moved):
+    """It takes 6 s to read each of its two parts for the first time: before the header, where a codec learns."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor)
+        self.reads = 0
+
+    def read_both(self, start: int, out: torch.Tensor, change: torch.Tensor) -> None:
+        super().read_both(start, out, change)
+        self.reads += 1
+        if self.reads <= 2:
+            clock.sleep(6.0)
+
+
+@pytest.fixture
+def slow_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contribution of ``NUMEL`` elements may be read in 15 s."""
+    monkeypatch.setattr(transfer_rule, "COPY_RATE", 4 * NUMEL / 15)
+
+
+def test_a_newcomer_that_reads_its_contribution_for_longer_than_a_stall_is_waited_for(
+    thread: LoopThread, slow_machines: None
+) -> None:
+    """The other one hung up, so the newcomer's codec had learned nothing and read it again in each round: it merged
+    with no member of before.
+    """
+    one, two = [Moved(0.05 + 1e-3 * torch.randn(NUMEL)) for _ in range(2)]
+    member, another = [pair_exchange(thread, NUMEL, "int8") for _ in range(2)]
+
+    def merged(side: PairExchange, vector: Contribution, order: int) -> list[float]:
+        streams = thread.call(stream_pair(), 5)[::order]
+        swapped = both([side, member], [vector, one], streams)
+        assert [it.outcome for it in swapped] == [Outcome.MERGED] * 2, swapped
+        return [it.seconds for it in swapped]
+
+    assert merged(another, two, 1) == [took(0.0)] * 2
+    for order in (1, -1):
+        newcomer = pair_exchange(thread, NUMEL, "int8")
+        assert merged(newcomer, SlowAtFirst(torch.full((NUMEL,), 0.05)), order) == [took(0.0), took(12.0)]
+
+
+@pytest.mark.parametrize(
+    ("phase_seconds", "away", "seconds"),
+    [(100.0, False, 15.0), (4.0, False, 8.0), (100.0, True, LEAVING_SECONDS)],
+)
+def test_a_partner_without_a_header_costs_no_more_than_to_read_a_contribution_and_half_of_the_limit(
+    thread: LoopThread, slow_machines: None, phase_seconds: float, away: bool, seconds: float
+) -> None:
+    """Who is asked to stop gives it up."""
+    stream, _theirs = thread.call(stream_pair(), 5)
+    exchange = pair_exchange(thread, NUMEL, "int8")
+    exchange.away = lambda: away
+    group = Group(0, (Link("B", "b", stream),), phase_seconds=phase_seconds)
+    averaged = exchange.average(Moved(torch.randn(NUMEL)), group)
+    assert (averaged.outcome, averaged.seconds) == (Outcome.TIMEOUT, took(seconds, more=1.5 if away else 0.02))
+    assert averaged.culprits == (() if away else ("B",))
 
 
 def test_another_codec_is_refused_by_name(thread: LoopThread) -> None:
