@@ -191,13 +191,15 @@ class SlowWeights:
         kept = ((span.name, optimizer.state.get(span.parameter, {})) for span in self.spans)
         return {f"{name}/{key}": value for name, state in kept for key, value in state.items()}
 
-    def take_moments(self, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-        """Restore :meth:`moments` (host tensors) where the optimizer runs; a parameter without moments starts anew."""
+    def take_moments(self, optimizer: Optimizer, tensors: Mapping[str, Tensor], *, copy: bool = False) -> None:
+        """Restore :meth:`moments` (host tensors) where the optimizer runs; a parameter without moments starts anew.
+        ``copy``: also of those that are there already.
+        """
         device = optimizer.param_groups[0]["params"][0].device
         kept = {span.parameter: moments_of(span, tensors) for span in self.spans}
         # all or none: a device without room for the last ones must not cost the first ones
         moved: dict[Tensor, dict[str, Tensor]] = {
-            of: {key: it.to(device) for key, it in state.items()} for of, state in kept.items() if state
+            of: {key: it.to(device, copy=copy) for key, it in state.items()} for of, state in kept.items() if state
         }
         optimizer.state.clear()
         optimizer.state.update(moved)

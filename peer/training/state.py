@@ -111,8 +111,8 @@ class PeerState(OuterState):
         self.outer.slow.take(saved.tensors[WEIGHTS_PART])
         for name, value in untrained_tensors(self.inner.model).items():
             value.copy_(saved.tensors[UNTRAINED_PART][name])
-        moments = {name: value.clone() for name, value in saved.tensors["optimizer"].items()}  # of a mapped file
-        self.outer.slow.take_moments(self.inner.optimizer, moments)
+        # copies: the file is mapped until no tensor is of it
+        self.outer.slow.take_moments(self.inner.optimizer, saved.tensors["optimizer"], copy=True)
         self.take_outer(saved.tensors["outer"])
         scalars = saved.state
         self.inner.step = scalars["inner_step"]

@@ -119,7 +119,7 @@ class GatheredWeights(WeightShards):
                 found[f"{span.name}/{key}"] = self._whole(key, span) if whole else value
         return found
 
-    def take_moments(self, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    def take_moments(self, optimizer: Optimizer, tensors: Mapping[str, Tensor], *, copy: bool = False) -> None:
         kinds: dict[str, dict[str, float | None]] = {}
         for span in self.spans:
             kept, shape = moments_of(span, tensors), span.parameter.shape

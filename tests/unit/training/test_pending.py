@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from peer.outer.slow_weights import SlowWeights
 from peer.rounds.state import State
 from peer.training.boundaries.blocking import Blocking
-from peer.training.checkpoint import Checkpoints, Saved
+from peer.training.checkpoint import Checkpoints, Saved, Tensors
 from peer.training.state import PeerState
 from tests.saved import save_checkpoint
 from tests.unit import parts
@@ -101,6 +103,22 @@ def test_moments_are_not_those_of_the_checkpoints_file(scene: Scene, tmp_path: P
     mapped = {it.data_ptr() for it in saved.tensors["optimizer"].values()}
     used = {it.data_ptr() for it in again.outer.slow.moments(again.inner.optimizer).values()}
     assert len(mapped) == len(used) > 0 and not mapped & used
+
+
+def test_moments_go_from_the_checkpoints_file_to_the_device(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were copied on the host before, also those of a GPU: memory for both, and time, for nothing."""
+    real, given = SlowWeights.take_moments, []
+
+    def take(slow: SlowWeights, optimizer: Any, tensors: Tensors, **how: bool) -> None:
+        given.extend(it.data_ptr() for it in tensors.values())
+        real(slow, optimizer, tensors, **how)
+
+    monkeypatch.setattr(SlowWeights, "take_moments", take)
+    scene.train()
+    _, saved = restarted(scene, tmp_path)
+    assert given == [it.data_ptr() for it in saved.tensors["optimizer"].values()] != []
 
 
 def test_a_swap_does_not_begin_for_weights_that_a_members_have_replaced(scene: Scene) -> None:
