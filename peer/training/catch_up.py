@@ -90,9 +90,10 @@ def join_late(
 
 def _ask(needed: Replacement, state: OuterState, presence: Presence, validation: Validation | None) -> State | None:
     bad: set[str] = set()
+    room = state.room()  # one for all donors: it is as large as two models
     while len(bad) < DONORS:
         try:  # a donor may be hostile: ask it once, and continue to train
-            taken = presence.take_state(state.room(), 0.0, above=needed.above, among=needed.ids, without=bad)
+            taken = presence.take_state(room, 0.0, above=needed.above, among=needed.ids, without=bad)
         except (RunError, UserError) as error:
             log.warning("%s, and no member gives its weights: %s", needed.why, error)
             break

@@ -6,6 +6,7 @@ lost its round asks others by itself.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from torch import Tensor
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.process import LoopContext
-from peer.rounds.contribution import Averaged
+from peer.rounds.contribution import Averaged, norm, parts
 from peer.rounds.state import Lineage, State
 from peer.rounds.transfer_rule import LONGEST_REPEAT_PAUSE, catch_up_limit
 from peer.rounds.types import Group, Seat
@@ -123,9 +124,11 @@ class GroupWeights:
     def _objection(self, state: State, donor: str) -> str:
         """Why this peer does not take ``state``: one member can say that its weights are the group's."""
         own = self.state.vectors()
-        moved = float(torch.dist(state.vectors[0], own[0]))
-        for theirs, ours in zip(map(torch.linalg.vector_norm, state.vectors[1:]), own[1:], strict=True):
-            if not theirs <= LONGEST_MOMENTUM * max(moved, float(torch.linalg.vector_norm(ours))):
+        # part by part: the difference of the whole would be one more copy of the model, and the group waits
+        borders = parts(own[0].numel())
+        moved = math.hypot(*(float(torch.dist(state.vectors[0][a:b], own[0][a:b])) for a, b in borders))
+        for theirs, ours in zip(map(norm, state.vectors[1:]), map(norm, own[1:]), strict=True):
+            if not theirs <= LONGEST_MOMENTUM * max(moved, ours):
                 return f"the momentum of {donor} is too long: {theirs:.4g}"
         if self.validation is not None:
             loss, usual = map(self.validation.loss_of, (state.vectors[0], own[0]))

@@ -12,6 +12,7 @@ import contextlib
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -41,9 +42,14 @@ def resident_peak() -> int:
 
 
 def torch_peak(state: PeerState) -> int:
-    """What the profiler saw allocated at most in one step, in addition to the bytes before it."""
+    """Of one step: see :func:`most_allocated`."""
+    return most_allocated(lambda: state.inner.run(state.stream.take(1)))
+
+
+def most_allocated(work: Callable[[], object]) -> int:
+    """What the profiler saw allocated at most during ``work``, in addition to the bytes before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        state.inner.run(state.stream.take(1))
+        work()
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
     now = peak = 0
     for event in sorted((it for it in results.events() if it.name() == "[memory]"), key=lambda it: it.start_ns()):

@@ -22,7 +22,7 @@ from peer.exchange.pair.mailbox import OpenPart, overlapped_parts
 from peer.outer.noloco import NoLoCo
 from peer.process import LoopContext
 from peer.replica.inner_loop import InnerReport
-from peer.rounds.contribution import Averaged, Contribution
+from peer.rounds.contribution import PART, Averaged, Contribution
 from peer.rounds.progress import Progress
 from peer.rounds.state import Lineage, State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
@@ -33,12 +33,14 @@ from peer.telemetry.metrics import ActivityTimer, Metrics
 from peer.telemetry.report import Reporter
 from peer.training.boundaries.blocking import Blocking
 from peer.training.boundaries.boundary import PhaseLength
+from peer.training.boundaries.group_weights import GroupWeights
 from peer.training.boundaries.overlapped import Overlapped
 from peer.training.state import PeerState
 from peer.training.validation import Validation
 from tests.swarm.support.harness import DEMO, TINY
 from tests.unit import parts
 from tests.unit.late_device import LateDevice
+from tests.unit.replica.memory_peer import most_allocated
 from tests.unit.virtual import took
 
 H, TOTAL = 5, 100
@@ -658,6 +660,18 @@ def test_the_weights_that_a_member_calls_the_groups_are_taken_if_they_are_no_wor
         assert refused == ([] if gives == "nothing" else [Seat("a", "peer-a")])
         assert "peer-a" in group.lost and scene.state.counters.round == 0
         torch.testing.assert_close(theta(scene.state), before)
+
+
+def test_a_state_is_compared_part_by_part() -> None:
+    """The difference of the whole was one more copy of the model, made while a group waits."""
+    own, theirs = ([torch.full((16 * PART,), value) for value in pair] for pair in ((0.0, 0.0), (0.5, 0.25)))
+    outer = SimpleNamespace(vectors=lambda: own, outer=None, counters=None)
+    weights = GroupWeights(outer, None, None, None)  # type: ignore[arg-type]
+    said: list[str] = []
+    peak = most_allocated(lambda: said.append(weights._objection(State(0, 1, theirs), "a")))
+    assert said == [""] and peak <= 2 * 4 * PART
+    theirs[1] *= 21  # the distance is 1024, so it may be 10240 long, and is 10752
+    assert weights._objection(State(0, 1, theirs), "a") == "the momentum of a is too long: 1.075e+04"
 
 
 @pytest.mark.parametrize("done", [0, 3, H])

@@ -36,6 +36,7 @@ class Strangers:
     def __init__(self, phi: Tensor | None, further: int = 0) -> None:
         self.phi, self.origin, self.noted = phi, Origin(), list[bool]()
         self.ids, self.liars, self.asked = ["b"], list[str](), list[str]()
+        self.rooms = list[Sequence[Tensor]]()
         self._further = further  # a latecomer's swarm is, by as many rounds
         self.bounds = PositionBounds()
         self.progress = Progress()
@@ -65,6 +66,7 @@ class Strangers:
         if donor is None:
             return None
         self.asked.append(donor)
+        self.rooms.append(room)
         for vector in room:
             vector.copy_(noise(self.phi) if donor in self.liars else self.phi)
         round = 7 + self._further
@@ -181,6 +183,7 @@ def test_a_liar_among_the_donors_does_not_keep_a_peer_from_the_others(liars: int
     taken = liars < 3  # else training goes on for a while
     assert join_late(state, presence, clock(), validation(state)) is taken  # type: ignore[arg-type]
     assert presence.asked == [*presence.liars, "b"][:3] and presence.noted == [taken]
+    assert all(it is presence.rooms[0] for it in presence.rooms)  # one more would be twice the model again
     found = everything(state)
     assert torch.equal(found[1], phi if taken else before[1])
 
