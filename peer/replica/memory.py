@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from peer.config.methods import DiLoCoConfig
+from peer.config.methods import DiLoCoConfig, LocalConfig
 from peer.config.schema import PeerConfig, RunConfig
 from peer.device.accelerator import attention_keeps_scores, pick_device, wants_bf16
 from peer.device.copies import has_streams
@@ -42,14 +42,16 @@ GPU_MEMORY = "GPU memory"
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes on each device and on the host; on a CPU, add them. The ``parts`` sum up to both together.
+    """Peak bytes of training on each device and on the host; on a CPU, add them. The ``parts`` sum up to both together.
     ``giving_bytes``: further host bytes while a newcomer downloads copies of φ and δ; two newcomers may do so at once.
+    ``taking_bytes``: while this peer takes those of a member, which it tries, or to which it adds its own change.
     """
 
     device_bytes: int
     host_bytes: int
     parts: dict[str, int]
     giving_bytes: int
+    taking_bytes: int
 
 
 def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
@@ -99,7 +101,11 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         accumulated = 1 + (peer.micro_batch not in (None, run.batch_size))
         on_host |= {"weight_copies": vector, "gradients": sums * accumulated, "moments": moments}
     giving = weights * (1 + bool(on_host["momentum"]))
-    return Memory(sum(on_device.values()), sum(on_host.values()), {**on_device, **on_host}, giving)
+    # beside them θ, or this peer's change; no overlapped swap runs then
+    taking = giving + weights - (on_host["swap_buffer"] if run.exchange.overlap else 0)
+    if isinstance(run.outer, LocalConfig):  # it takes none
+        taking = 0
+    return Memory(sum(on_device.values()), sum(on_host.values()), {**on_device, **on_host}, giving, taking)
 
 
 def swap_bytes(numel: int) -> int:

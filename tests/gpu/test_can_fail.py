@@ -214,7 +214,7 @@ def test_an_end_that_is_not_one_line(code: int, output: str) -> None:
 )
 def test_an_estimate_that_is_not_kept(free: int, resident: int, right: bool) -> None:
     """On a device with 100 bytes: 10 are estimated of it, and 60 of the host, 5 of them for a checkpoint."""
-    estimated = Memory(10, 60, {"checkpoint": 5}, 0)
+    estimated = Memory(10, 60, {"checkpoint": 5}, 0, 0)
     used = {"free": free, "held": 9, "resident": resident}
     assert memory.judged("it", estimated, False, 100, used).right is right
     assert memory.judged("it", estimated, True, 0, {"resident": 70}).right

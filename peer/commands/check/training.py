@@ -76,16 +76,16 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
     if where.type != "cpu" and config.peer.offload == "optimizer":
         on_device.remove(optimizer)
         on_host.insert(0, optimizer)
-    giving = CLIENTS * needed.giving_bytes
+    at_times = CLIENTS * needed.giving_bytes + needed.taking_bytes
     for topic, (count, free) in room(needed, where, ranks).items():
         if topic == GPU_MEMORY:
             what = ", ".join(on_device) + (f"; on each of {ranks} GPUs" if ranks > 1 else "")
             remedy = f"set peer.offload: optimizer, {advice}" if may_offload(config, ranks) else advice
             yield _compared(topic, count, free, what, remedy)
         elif where.type != "cpu":
-            yield _compared(topic, count, free, ", ".join(on_host), "end other programs", giving)
+            yield _compared(topic, count, free, ", ".join(on_host), "end other programs", at_times)
         else:
-            yield _compared(topic, count, free, ", ".join(on_device + on_host), advice, giving)
+            yield _compared(topic, count, free, ", ".join(on_device + on_host), advice, at_times)
 
 
 def disk(config: Config) -> Iterator[Finding]:
@@ -139,8 +139,8 @@ def push(config: Config) -> Iterator[Finding]:
 
 
 def _compared(topic: str, needed: int, free: int, what: str, advice: str, at_times: int = 0) -> Finding:
-    """``at_times``: bytes needed in addition while newcomers download."""
-    more = f", up to {_gib(at_times)} more while newcomers download the weights" if at_times else ""
+    """``at_times``: bytes needed in addition while newcomers, and this peer itself, download."""
+    more = f", up to {_gib(at_times)} more while it or newcomers download weights" if at_times else ""
     text = f"about {_gib(needed)} needed ({what}){more}, {_gib(free)} free"
     if TIGHT_SHARE * needed > free:
         return fail(topic, text, advice)

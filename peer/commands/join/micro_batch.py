@@ -39,7 +39,7 @@ def fitting(config: Config, ranks: int = 1) -> int | None:
 def _require_room_for_weights(config: Config, ranks: int) -> None:
     """The estimate takes minutes for a model that is far too large; its parameters are counted in seconds."""
     least = WEIGHT_AND_GRADIENT * parameters_of(config.run) // ranks
-    if lack := _shortage(config, memory.Memory(least, 0, {}, 0), ranks):
+    if lack := _shortage(config, memory.Memory(least, 0, {}, 0, 0), ranks):
         raise lack
 
 

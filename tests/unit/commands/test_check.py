@@ -207,10 +207,21 @@ def test_the_disk_needs_what_the_checkpoints_of_the_method_take(
 def test_memory_that_is_short_only_while_newcomers_are_served_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     large = config("peer.device=cpu", "run.model.hidden_size=1024")
     needed = estimate(large.run, large.peer)
-    usual, served = needed.device_bytes + needed.host_bytes, CLIENTS * needed.giving_bytes
+    usual, served = needed.device_bytes + needed.host_bytes, CLIENTS * needed.giving_bytes + needed.taking_bytes
     for free, level in ((usual + served / 2, "warn"), (1.2 * (usual + served), "ok"), (usual / 2, "fail")):
         monkeypatch.setattr(memory, "available_memory", lambda free=free: int(free))
         assert levels(training.memory(large, 1)) == [level], free
+
+
+def test_the_memory_line_counts_what_a_late_join_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted newcomers only, so a machine on which all was ok had no memory when the peer itself was one."""
+    large = config("peer.device=cpu", "run.model.hidden_size=1024")
+    needed = estimate(large.run, large.peer)
+    most = needed.device_bytes + needed.host_bytes + CLIENTS * needed.giving_bytes + needed.taking_bytes
+    for free, level in ((most, "ok"), (most - needed.taking_bytes, "warn")):
+        monkeypatch.setattr(memory, "available_memory", lambda free=free: int(free / memory.TIGHT_SHARE) + 1)
+        (found,) = training.memory(large, 1)
+        assert found.level == level and "more while it or newcomers download weights" in found.text, free
 
 
 class Greeted:

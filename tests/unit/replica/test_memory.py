@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from torch import nn
 
 from peer.config import load
 from peer.config.model import LlamaModel
@@ -22,6 +23,8 @@ from peer.replica.memory import _Ledger, available_memory, estimate, machine_mem
 from peer.replica.offload import HostCopies
 from peer.replica.optimizer import hidden_matrices
 from peer.rounds.contribution import PART
+from peer.rounds.state import State
+from peer.rounds.types import Grouping
 from peer.training import replica
 from tests.unit.device.doubles import plug_in
 from tests.unit.replica.memory_peer import torch_peak
@@ -122,6 +125,28 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
         coded = config(*MIDDLE, "run.outer={name: diloco}", f"run.exchange.codec={codec}")
         assert estimate(coded.run, coded.peer).parts["kept"] == kept
     assert plain.giving_bytes == 2 * without.giving_bytes == 2 * plain.parts["weights"]
+
+
+@pytest.mark.parametrize("outer", ["noloco", "diloco", "decoupled", "local"])
+def test_taking_a_state_takes_what_was_estimated(outer: str) -> None:
+    """`check` had nothing of it: with offload 27% of the host's memory."""
+    asked = config(*MIDDLE, f"run.outer={{name: {outer}}}", "run.exchange.overlap=false")
+    text = corpus.load(asked.run.data)
+    state = replica.replica(asked, text.train, stream=1, device=torch.device("cpu"), context=LoopContext())
+    there = nn.ParameterList(it.view(-1) for it in (*state.inner.model.parameters(), *state.vectors()))
+    with _Ledger(there) as ledger:
+        if state.outer.grouping is not Grouping.NOBODY:
+            taken = State(0, 1, state.room())
+            with state.trying(taken.vectors[0]):
+                pass
+            state.rebase(taken)
+    assert ledger.peak == pytest.approx(estimate(asked.run, asked.peer).taking_bytes, rel=0.15)
+
+
+def test_a_state_is_taken_when_no_overlapped_swap_has_memory() -> None:
+    overlapped, waits = (config(*MIDDLE, f"run.exchange.overlap={it}") for it in ("true", "false"))
+    one, other = (estimate(it.run, it.peer) for it in (overlapped, waits))
+    assert one.taking_bytes == other.taking_bytes - one.parts["swap_buffer"]
 
 
 def test_an_evaluation_has_one_row_of_logits_in_fp32_at_a_time() -> None:
