@@ -7,6 +7,7 @@ within an import.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -26,6 +27,9 @@ log = get_logger("signals")
 
 IMPORT_LOOK = 0.05  # seconds between two looks whether an import has ended
 REAP_SECONDS = 5.0  # for a child that was killed
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+LARGEST_ON_HEAP = 32 * 2**20  # bytes: the most to which glibc raises it by itself, until the other one is set
+KEPT_BYTES = 256 * 2**20  # the two tensors of 128 parts; more would be missed by other programs
 LEAST_WAIT = 0.1  # seconds for a child to end when the deadline of all has passed
 
 
@@ -89,6 +93,17 @@ def begin_command() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+
+
+def keep_freed_memory() -> None:
+    """The next parts of a swap take the memory that the last ones have left. By itself glibc gives it back at once, and
+    the system zeroes each page again. What is freed below memory in use stays in any case. macOS and musl stay as they
+    are.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, LARGEST_ON_HEAP)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def stop_with_parent() -> None:

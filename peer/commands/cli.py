@@ -29,7 +29,7 @@ from peer.config import load
 from peer.config.digest import digest
 from peer.config.schema import Config
 from peer.errors import RunError, UserError, print_error, run_command
-from peer.process import Signals, Stop, begin_command, stop_with_parent
+from peer.process import Signals, Stop, begin_command, keep_freed_memory, stop_with_parent
 from peer.replica.sharded import launch
 
 
@@ -172,6 +172,7 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 
 
 def _train(args: argparse.Namespace) -> int:
+    keep_freed_memory()
     rank = launch.of(os.environ)
     if rank is not None and rank.number:
         from peer.replica.sharded import worker
