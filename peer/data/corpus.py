@@ -126,7 +126,7 @@ def _split(documents: Iterable[tuple[bytes, bytes]], tokenizer: Tokenizer) -> tu
     """Hold out documents (key and text) by their key, as every other peer does: a text is its own key. In the standard
     library it is the file's name, because the texts differ between versions of Python.
 
-    Equal texts are on one side. Of two or more texts at least one is held out, and one is not.
+    Equal texts are on one side. Of two or more different ones at least one is held out, and one is not.
     """
     found = [(hashlib.sha256(key).digest(), text) for key, text in documents]
     held_out = [hashed[0] % HELD_OUT_DOCUMENTS == 0 for hashed, _ in found]

@@ -122,7 +122,7 @@ class Progress:
     @property
     def phase_seconds(self) -> float | None:
         """Expected seconds of an inner phase; ``None`` before the first step."""
-        return min(self.step_seconds * max(self._steps, 1), self._limit) if self.step_seconds else None
+        return self.step_seconds * self._made(max(self._steps, 1), self._limit) if self.step_seconds else None
 
     @property
     def time_up(self) -> bool:
@@ -145,9 +145,12 @@ class Progress:
         if not self.step_seconds or last is None or swap_until == math.inf:
             return None
         now = clock.monotonic()
-        if until < math.inf:  # the step that runs then is made first
-            steps = min(steps, math.ceil(max(0.0, until - last) / self.step_seconds))
-        eta = max(0.0, self.step_seconds * steps - (now - last) + self._prepare_seconds)
+        eta = max(0.0, self.step_seconds * self._made(steps, until - last) - (now - last) + self._prepare_seconds)
         swap = abs(swap_until - now) if swap_until else 0.0
-        late, by = max(0.0, swap - eta), self._following * self.step_seconds
+        limit = self._limit * self._following / self._steps if self._limit < math.inf else math.inf
+        late, by = max(0.0, swap - eta), self._made(self._following, limit) * self.step_seconds
         return eta + (math.ceil(late / by) * by if by else late)
+
+    def _made(self, steps: int, seconds: float) -> int:
+        """Of so many ``steps``, those of a phase that ends after ``seconds``: the step that runs then is made."""
+        return steps if seconds == math.inf else min(steps, math.ceil(max(0.0, seconds) / self.step_seconds))

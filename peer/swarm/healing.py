@@ -112,6 +112,10 @@ class Origin:
         self.note(alone=True, taken=False, round=round, step=step, root=self.root)
         self._slept = True
 
+    def slept(self, seconds: float) -> None:
+        """This member of a group of everyone has slept for ``seconds`` that its clock did not count."""
+        self._time -= seconds
+
     def has_caught_up(self) -> None:
         """Most of the others are not ahead of it. Before that, whom it meets may have slept too."""
         self._slept = False

@@ -109,12 +109,14 @@ class Presence:
         why = "this peer has nothing in common with the swarm"
         return Replacement(why, -1, adopt=True, ids=ids, bounds=bounds) if ids else None
 
-    def _woke(self) -> None:
+    def _woke(self, uncounted: float) -> None:
         """This process has stood still. At once: at its boundary this peer would meet a member before it asks for a
         replacement. A group of everyone gives its state itself, within bounds. On the network thread.
         """
         if self.matchmaking.joins_late:
             self.origin.woke(self._counters.round, self._counters.boundary_step)
+        else:
+            self.origin.slept(uncounted)
 
     def note_replacement(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer has ``taken`` the weights of others, or could not get them: then it meets others as before."""

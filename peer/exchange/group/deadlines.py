@@ -24,9 +24,9 @@ class RoundDeadlines:
         """From the end of this peer's work, which ``took`` so long, until another member must have said something: a
         member its report, or the leader its verdict.
 
-        A slower member may need as long again. The leader waits so long for each report, and its own work may end after
-        this peer's: its verdict comes later. When the work has ``failed``, a stall is enough: the leader decides within
-        :attr:`accusations`.
+        A slower member may need as long again. The leader waits so long for each report, and its own work may end a
+        little (half of :attr:`accusations`) after this peer's: its verdict comes later. When the work has ``failed``, a
+        stall is enough: the leader decides within :attr:`accusations`.
         """
         if failed:
             return self.stall

@@ -42,11 +42,11 @@ class Members(Reader):
     """The directory as a member has it: it also announces this peer. ``describe`` makes this peer's current record.
 
     ``woke`` is called on the network thread when this process has stood still (a machine that slept, a container that
-    was paused), before the records of others are read again.
+    was paused), before the records of others are read again, with the seconds that the monotonic clock did not count.
     """
 
     def __init__(
-        self, node: Node, run: str, describe: Callable[[], MemberRecord], woke: Callable[[], None] = lambda: None
+        self, node: Node, run: str, describe: Callable[[], MemberRecord], woke: Callable[[float], None] = lambda _: None
     ) -> None:
         super().__init__(node, run)
         self._describe, self._woke = describe, woke
@@ -136,8 +136,9 @@ class Members(Reader):
             waits = self._last_record is not None and self._last_record.state == "waiting"
             pause = max(LEAST_PAUSE, period * random.uniform(0.8, 1.2) - (clock.monotonic() - began))
             await asyncio.sleep(pause)
-            if clock.unix() - slept > pause + SUSPENDED_SECONDS:
-                self._woke()
+            stood = clock.unix() - slept
+            if stood > pause + SUSPENDED_SECONDS:
+                self._woke(max(0.0, stood - (clock.monotonic() - began)))
             period = WAITING_SECONDS if waits else min(2 * period, records.ANNOUNCE_SECONDS)
 
     async def _look(self) -> None:

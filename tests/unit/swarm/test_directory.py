@@ -100,8 +100,8 @@ def test_a_machine_that_falls_asleep_while_the_directory_is_read_has_slept(
 
     async def one_period() -> bool:
         node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", anchors=list, dht=None)
-        woken, now = list[bool](), clock.unix
-        members = Members(node, "demo", lambda: member_record("QmA"), lambda: woken.append(True))
+        woken, now = list[float](), clock.unix
+        members = Members(node, "demo", lambda: member_record("QmA"), woken.append)
 
         async def falls_asleep() -> None:
             patched.setattr(clock, "unix", lambda: now() + seconds)
@@ -111,7 +111,7 @@ def test_a_machine_that_falls_asleep_while_the_directory_is_read_has_slept(
             announcing = asyncio.ensure_future(members._keep_announcing())
             await asyncio.sleep(2 * WAITING_SECONDS)
             announcing.cancel()
-        return woken == [True]
+        return woken == [pytest.approx(seconds, abs=0.5)]
 
     assert run(one_period()) == (seconds > SUSPENDED_SECONDS)
 

@@ -123,7 +123,7 @@ def test_who_has_slept_looks_until_it_finds_others(others: list[int], *, caught_
         _joins_from=10,
         _divergence=DivergenceTracker(),
     )
-    Presence._woke(presence)
+    Presence._woke(presence, 0.0)
     assert Presence.replacement(presence) is None
     own.met("a")
     assert own.late(9, 30, "a") is not caught_up
@@ -234,7 +234,7 @@ def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatc
         _forgive=lambda peers: None,
     )
     if why == "suspended":
-        Presence._woke(presence)
+        Presence._woke(presence, 0.0)
     needed = Presence.replacement(presence)
     assert isinstance(needed, Replacement) and bool(needed.ids) is (why == "divergent")
     assert needed.bounds == (PositionBounds() if why == "suspended" else PositionBounds((40, 70), (40 * H, 70 * H)))
@@ -360,9 +360,16 @@ def test_a_member_of_a_group_that_has_slept_does_not_believe_any_position(
 ) -> None:
     """It forgot where it had merged, so its donor could begin the run again, or end it."""
     it = Grouped(monkeypatch, others)
-    Presence._woke(it.presence)
+    Presence._woke(it.presence, 0.0)
     assert it.takes(State(0, 1, ())) == (199, 200 * H, 0)
     assert not others or it.takes(claim(440))[1] == 202 * H
+
+
+def test_who_slept_with_most_of_its_group_takes_the_step_of_who_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock did not count the sleep, so it took the weights of round 440 with the step of 202, for good."""
+    it = Grouped(monkeypatch, [200, 440])
+    Presence._woke(it.presence, 10_000.0)
+    assert it.takes(claim(440)) == (440, 440 * H, 3)
 
 
 def test_a_peer_that_was_in_no_group_yet_believes_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,12 +297,25 @@ def test_a_phase_that_ends_after_a_time_ends_with_the_step_that_runs_then() -> N
     for remaining, steps in (10, 4), (5, 2), (1, 1):
         progress.begin(remaining, 10, limit=7.0)
         assert progress.eta() == pytest.approx(2.0 * steps)
-        assert progress.phase_seconds == pytest.approx(7.0)  # of a whole one
+        assert progress.phase_seconds == pytest.approx(8.0)  # of a whole one, to the end of its last step
         clock.sleep(2.0)
         progress.tick()
         assert progress.eta() == pytest.approx(2.0 * (steps - 1))
         clock.sleep(0.5)
         assert progress.eta() == pytest.approx(max(0.0, 2.0 * (steps - 1) - 0.5))
+
+
+@pytest.mark.usefixtures("virtual")
+def test_a_boundary_that_waits_for_a_swap_is_postponed_by_phases_that_end_after_a_time() -> None:
+    """It was announced a whole H later: 110 s instead of 20."""
+    progress = Progress()
+    progress.begin(100, 100)
+    clock.sleep(1.0)
+    progress.tick()
+    progress.swap_took(15.0)
+    progress.begin(100, 100, limit=10.0)
+    progress.swap_begins()
+    assert progress.eta() == pytest.approx(20.0)
 
 
 @pytest.mark.usefixtures("virtual")
