@@ -42,6 +42,7 @@ class LeaderStream:
 
     stream: Stream
     seat: Seat
+    waited: float = 0.0  # seconds at the boundary, as far as this peer has not stood still
     messages: asyncio.Queue[LeaderMessage | None] = field(default_factory=asyncio.Queue)
 
 
@@ -126,7 +127,7 @@ class GroupMember:
 
     async def follow(self, leader: Seat, round: int, until: float) -> Group | str:
         """At the boundary: the group of ``leader``, or why there is none. ``until``: monotonic time."""
-        fresh, began = not self.admitted_by(leader), clock.monotonic()
+        fresh = not self.admitted_by(leader)
         if reason := await self.join(leader, round):
             return reason
         current = self._leader
@@ -135,14 +136,14 @@ class GroupMember:
             await current.stream.send(MemberReady(lineage=self._counters.lineage), MESSAGE_TIMEOUT)
             decision = await unless_away(self._decision(current, round, until), lambda: self._context.away)
             if isinstance(decision, str):
-                self._note_cost(leader, clock.monotonic() - began)
+                self._note_cost(leader, current.waited)
             return decision
         except Leaving as error:
             self.leave()
             return Group(round, lost=str(error))
         except (TimeoutError, StreamLost) as error:
             self.leave()
-            if not self._note_cost(leader, clock.monotonic() - began) and fresh:
+            if not self._note_cost(leader, current.waited) and fresh:
                 self._known.avoid(leader.peer_id)  # if not fresh it may only have dropped us as too late: ask it again
             return f"{leader.name} is gone: {str(error) or 'no message from it'}"
 
@@ -157,8 +158,12 @@ class GroupMember:
         """The leader's decision. Raises :class:`StreamLost` or ``TimeoutError`` when the leader is gone."""
         due = min(until, clock.monotonic() + self._known.longest(current.seat.peer_id))
         while True:
-            async with asyncio.timeout(min(LEADER_SILENCE, due - clock.monotonic())):
-                message = await current.messages.get()
+            began, most = clock.monotonic(), min(LEADER_SILENCE, due - clock.monotonic())
+            try:
+                async with asyncio.timeout(most):
+                    message = await current.messages.get()
+            finally:
+                current.waited += min(clock.monotonic() - began, max(0.0, most))
             match message:
                 case WaitFor():
                     log.debug("waiting: %s", fields(whom=message.names, seconds=message.seconds))
