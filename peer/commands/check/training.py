@@ -76,7 +76,7 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
     if where.type != "cpu" and config.peer.offload == "optimizer":
         on_device.remove(optimizer)
         on_host.insert(0, optimizer)
-    at_times = CLIENTS * needed.giving_bytes + needed.taking_bytes
+    at_times = CLIENTS * needed.giving_bytes + max(0, needed.taking_bytes)
     for topic, (count, free) in room(needed, where, ranks).items():
         if topic == GPU_MEMORY:
             what = ", ".join(on_device) + (f"; on each of {ranks} GPUs" if ranks > 1 else "")

@@ -110,19 +110,29 @@ def test_who_has_slept_is_late_until_most_are_not_ahead_of_it(own: int, more: in
     assert not it.late(own, own + more, "a") and it.bounds(own, own * H, H, 10.0) != PositionBounds()
 
 
+def asking(
+    own: Origin, round: int, others: list[MemberRecord], divergence: DivergenceTracker, joins_from: int = 0
+) -> Any:
+    """What :meth:`Presence.replacement` reads of a peer."""
+    boundary = SimpleNamespace(progress=SimpleNamespace(phase_seconds=10.0))
+    return SimpleNamespace(
+        _counters=SimpleNamespace(round=round, boundary_step=round * H),
+        others=lambda: others,
+        origin=own,
+        _context=SimpleNamespace(inner_steps=H, boundary=boundary),
+        matchmaking=SimpleNamespace(joins_late=True),
+        _joins_from=joins_from,
+        _divergence=divergence,
+        _node=SimpleNamespace(peer_id="a"),
+        _forgive=lambda peers: None,
+    )
+
+
 @pytest.mark.parametrize(("others", "caught_up"), [([], False), ([9, 30, 30], False), ([9, 9, 30], True)])
 def test_who_has_slept_looks_until_it_finds_others(others: list[int], *, caught_up: bool) -> None:
     """Their records may be too old by then. Nor has it caught up while it waits to ask them again."""
     own, records = origin(), [member_record(str(number), it, root="a") for number, it in enumerate(others)]
-    presence: Any = SimpleNamespace(
-        _counters=SimpleNamespace(round=9, boundary_step=9 * H),
-        others=lambda: records,
-        origin=own,
-        _context=SimpleNamespace(inner_steps=H, boundary=SimpleNamespace(progress=SimpleNamespace(phase_seconds=10.0))),
-        matchmaking=SimpleNamespace(joins_late=True),
-        _joins_from=10,
-        _divergence=DivergenceTracker(),
-    )
+    presence = asking(own, 9, records, DivergenceTracker(), joins_from=10)
     Presence._woke(presence, 0.0)
     assert Presence.replacement(presence) is None
     own.met("a")
@@ -222,17 +232,7 @@ def test_each_replacement_has_the_bound(why: str, monkeypatch: pytest.MonkeyPatc
     divergence = DivergenceTracker()
     for it in others if why == "divergent" else []:
         divergence.note(it.peer_id, divergent=True, ahead=960, taken=it.taken)
-    presence: Any = SimpleNamespace(
-        _counters=SimpleNamespace(round=40, boundary_step=40 * H),
-        others=lambda: others,
-        origin=own,
-        _context=SimpleNamespace(inner_steps=H, boundary=SimpleNamespace(progress=SimpleNamespace(phase_seconds=10.0))),
-        matchmaking=SimpleNamespace(joins_late=True),
-        _joins_from=0,
-        _divergence=divergence,
-        _node=SimpleNamespace(peer_id="a"),
-        _forgive=lambda peers: None,
-    )
+    presence = asking(own, 40, others, divergence)
     if why == "suspended":
         Presence._woke(presence, 0.0)
     needed = Presence.replacement(presence)
