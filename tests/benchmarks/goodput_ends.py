@@ -24,6 +24,7 @@ from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Node
 from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream
+from peer.process import keep_freed_memory
 from peer.rounds.contribution import Averaged, Vector
 from peer.rounds.types import Outcome
 from tests.benchmarks.bare_lines import PlainLines, TLSLines
@@ -172,6 +173,7 @@ def _processor() -> float:
 
 if __name__ == "__main__":
     logs.quiet_libraries()
+    keep_freed_memory()
     if sys.argv[1] == "serve":
         serve(sys.argv[2], Path(sys.argv[3]))
     else:
