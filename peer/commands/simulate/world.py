@@ -91,6 +91,7 @@ class World:
     def _end_together(self, replicas: Sequence[Replica]) -> None:
         for replica in replicas:
             replica.pairwise.end_run()
+            replica.codec.end_run()
             replica.rollback.training_ended()
         swaps = {it: last_swaps(len(replicas), it.last_outcome is Outcome.MERGED) for it in replicas}
         for left in range(max(swaps.values()), 0, -1):
