@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from statistics import mean
 from typing import Any
@@ -10,8 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from peer.commands.simulate.replica import Replica
-from peer.commands.simulate.workers import workers
-from peer.process import Stop
 from peer.replica.averaging import MeanWeights
 from peer.rounds.contribution import parts, scratch
 
@@ -19,22 +18,18 @@ SampleRow = dict[str, Any]
 
 
 class Sampler:
-    """Collects ``rows``, one a sample. ``untrained``: a replica that gets the mean weights, for their loss. An error or
-    Ctrl+C requests ``stop``.
-    """
+    """Collects ``rows``, one a sample. ``untrained``: a replica that gets the mean weights, for their loss."""
 
     def __init__(
-        self, replicas: Sequence[Replica], untrained: Replica, validation: list[Tensor], workers: int, stop: Stop
+        self, replicas: Sequence[Replica], untrained: Replica, validation: list[Tensor], pool: ThreadPoolExecutor
     ) -> None:
-        self._replicas, self._untrained, self._validation = replicas, untrained, validation
-        self._workers, self._stop = workers, stop
+        self._replicas, self._untrained, self._validation, self._pool = replicas, untrained, validation, pool
         self.losses: list[list[float]] = []
         self.rows: list[SampleRow] = []
 
     def sample(self, time: float) -> None:
         """Evaluate all replicas. ``time``: in inner steps of a replica of speed 1."""
-        with workers(self._workers, self._stop) as pool:
-            losses = list(pool.map(lambda replica: replica.state.inner.evaluate(self._batches()), self._replicas))
+        losses = list(self._pool.map(lambda replica: replica.state.inner.evaluate(self._batches()), self._replicas))
         spread = self._mean_weights()
         inner = self._untrained.state.inner
         self.losses.append(losses)
@@ -51,7 +46,7 @@ class Sampler:
         )
 
     def _batches(self) -> Iterator[Tensor]:
-        return takewhile(lambda _: not self._stop.requested, self._validation)
+        return takewhile(lambda _: not self._untrained.stop.requested, self._validation)
 
     def _mean_weights(self) -> float:
         """θ of the untrained replica ← mean of all θ. Returns the spread √(Σᵢ‖θᵢ − θ̄‖² / (N · numel))."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +60,6 @@ class Simulation:
         options = self.options
         if _draws_numbers(untrained.state.inner.model, held_out[0]):
             options = replace(options, workers=1)  # several would draw from torch's one generator in any order
-        sampler = Sampler(replicas, untrained, held_out, options.workers, self.stop)
 
         def sample(at: float) -> None:
             if self.options.method is Method.DDP:
@@ -72,7 +73,9 @@ class Simulation:
             )
 
         torch.default_generator.manual_seed(self.config.run.seed)
-        World(self.config, options, replicas, sample, self.stop).run()
+        with workers(options.workers, self.stop) as pool:
+            sampler = Sampler(replicas, untrained, held_out, pool)
+            World(self.config, options, replicas, sample, pool).run()
         return self._summary(sampler, time.monotonic() - began)
 
     def _replicas(self) -> list[Replica]:
@@ -142,6 +145,21 @@ class Simulation:
             },
             "curves": sampler.rows,
         }
+
+
+@contextmanager
+def workers(count: int, stop: Stop) -> Iterator[ThreadPoolExecutor]:
+    """A pool of ``count`` threads. It waits for what runs at its end: an error or Ctrl+C requests ``stop``, at which a
+    replica ends its step, and what has not begun does not begin.
+    """
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    except BaseException:
+        stop.request()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _draws_numbers(model: nn.Module, batch: Tensor) -> bool:

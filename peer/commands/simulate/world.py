@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 
 from peer.commands.simulate.exchanges import OverlappedSwap, average, both_merged, swap
 from peer.commands.simulate.meetings import Arrivals, choose_pairs
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
-from peer.commands.simulate.workers import workers
 from peer.config.schema import Config
-from peer.process import Stop
 from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
 from peer.rounds.pairing_rule import last_swaps
 from peer.rounds.types import Grouping, Outcome, Verdict
@@ -29,16 +27,13 @@ Sample = Callable[[float], None]
 
 
 class World:
-    """Runs ``replicas`` to their last step; calls ``sample(time)`` at time 0, every few rounds, and at the end.
-
-    ``stop``: of the replicas. An error or Ctrl+C requests it.
-    """
+    """Runs ``replicas`` to their last step; calls ``sample(time)`` at time 0, every few rounds, and at the end."""
 
     def __init__(
-        self, config: Config, options: Options, replicas: Sequence[Replica], sample: Sample, stop: Stop
+        self, config: Config, options: Options, replicas: Sequence[Replica], sample: Sample, pool: ThreadPoolExecutor
     ) -> None:
         self._config, self._options, self._replicas, self._sample = config, options, replicas, sample
-        self._stop = stop
+        self._pool = pool
         self._arrivals = Arrivals()
         self._chance = random.Random(config.run.seed)
         self._training: dict[Replica, Future[None]] = {}
@@ -52,25 +47,24 @@ class World:
         every = self._config.run.evaluation.every_rounds * self._config.run.inner_steps
         sample_at = every
         self._sample(0.0)
-        with workers(self._options.workers, self._stop) as self._pool:
-            self._go_on(self._replicas)
-            while self._arrivals.due:
-                self._time = time = min(self._arrivals.due.values())
-                here = [replica for replica, due in self._arrivals.due.items() if due - time < SAME_TIME]
-                for replica in here:
-                    del self._arrivals.due[replica]
-                    self._training.pop(replica).result()
-                    self._count_overlapped(replica)
-                    self._avoid_harmful(replica)
-                    replica.ended = time
-                free = self._at_boundary(here)
-                if time >= sample_at - SAME_TIME:
-                    sample_at += every
-                    if any(not replica.done for replica in self._replicas):
-                        for future in self._training.values():
-                            future.result()  # a sample sees every replica at the end of an inner phase
-                        self._sample(time)
-                self._go_on(free)
+        self._go_on(self._replicas)
+        while self._arrivals.due:
+            self._time = time = min(self._arrivals.due.values())
+            here = [replica for replica, due in self._arrivals.due.items() if due - time < SAME_TIME]
+            for replica in here:
+                del self._arrivals.due[replica]
+                self._training.pop(replica).result()
+                self._count_overlapped(replica)
+                self._avoid_harmful(replica)
+                replica.ended = time
+            free = self._at_boundary(here)
+            if time >= sample_at - SAME_TIME:
+                sample_at += every
+                if any(not replica.done for replica in self._replicas):
+                    for future in self._training.values():
+                        future.result()  # a sample sees every replica at the end of an inner phase
+                    self._sample(time)
+            self._go_on(free)
         for replica in self._replicas:
             self._complete(replica)
         if self._options.method in (Method.NOLOCO, Method.AVERAGING):

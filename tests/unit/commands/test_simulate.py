@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.commands.simulate import world
+from peer.commands.simulate import simulation
 from peer.commands.simulate.exchanges import swap
 from peer.commands.simulate.meetings import Arrivals, choose_pairs
 from peer.commands.simulate.options import Method, Options, with_method
@@ -68,7 +68,7 @@ def test_dropout_is_the_same_for_a_seed_too(
     rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
     GPT2Config(vocab_size=257, n_positions=16, n_embd=16, n_layer=1, n_head=2, **rates).save_pretrained(tmp_path)
     run = {"model": AutoModel(name="auto", source=str(tmp_path))}
-    monkeypatch.setattr(world, "workers", used := Mock(wraps=world.workers))
+    monkeypatch.setattr(simulation, "workers", used := Mock(wraps=simulation.workers))
     one, two = (without_clock(simulate(run=run, workers=workers)) for workers in (1, 3))
     assert one == two
     assert [call.args[0] for call in used.call_args_list] == [1, threads]

@@ -16,8 +16,7 @@ import torch
 from peer.commands.cli import main
 from peer.commands.simulate.exchanges import OverlappedSwap
 from peer.commands.simulate.options import Method, Options
-from peer.commands.simulate.simulation import SIMULATION_FILES, Simulation
-from peer.commands.simulate.workers import workers
+from peer.commands.simulate.simulation import SIMULATION_FILES, Simulation, workers
 from peer.data.tokenizer import SEPARATOR
 from peer.errors import RunError
 from peer.process import Stop, stop_signals
