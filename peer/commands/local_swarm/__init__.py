@@ -2,6 +2,5 @@
 
 It starts its members by command lines and reads the files that they write; it takes no part in the swarm.
 
-Reading order: swarm.py, processes.py (their start and end), tail.py (the files that they write), table.py (the live
-view), summary.py (summary.json).
+Reading order: swarm.py, tail.py (the files that they write), table.py (the live view), summary.py (summary.json).
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -13,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from peer.commands.local_swarm.processes import monitor_of, stop_all
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
@@ -26,6 +26,9 @@ from peer.training.state import BEGIN_ANEW_ADVICE
 
 POLL_SECONDS = 0.25  # between two looks at the peers, and so between two tables
 START_SECONDS = 60.0  # for the bootstrap node to listen
+STOP_SECONDS = 900.0  # to finish a step and a swap, and to save: a large model's checkpoint takes minutes
+READY_LINE = re.compile(r" ready: .*\bhttp=(\S+)")  # a bootstrap node prints it when it listens
+READY_LOOK = 0.05  # seconds between two looks for it
 RESTARTS = 3  # of a member that crashes; it continues from its last checkpoint
 LOCAL_HOST = "127.0.0.1"
 SWARM_ANEW_ADVICE = "choose another run.dir, or leave out --resume to begin anew (this run is moved to before-<time>)"
@@ -105,7 +108,7 @@ class LocalSwarm:
         arguments += ["--identity", str(self._folder / "bootstrap" / "identity.key")]
         arguments += ["--addresses-file", str(addresses_file)]
         bootstrap = self._spawn("bootstrap", "dht_bootstrap", arguments)
-        monitor = monitor_of(bootstrap, START_SECONDS, self._stop)
+        monitor = monitor_of(bootstrap, self._stop)
         if self._stop.requested:
             return []
         try:
@@ -198,3 +201,28 @@ class LocalSwarm:
 def _members_in(folder: Path) -> list[str]:
     """The members of an earlier run, which may have had more of them."""
     return [path.name for path in folder.glob(f"{MEMBER}*") if path.name.removeprefix(MEMBER).isdecimal()]
+
+
+def monitor_of(bootstrap: Child, stop: Stop) -> str:
+    """Wait for the bootstrap node; HOST:PORT of its page, empty after a stop. Raises :class:`RunError` when it ends or
+    is late.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while not (ready := READY_LINE.search(bootstrap.output())):
+        if stop.requested:
+            return ""
+        if bootstrap.exit_code() is not None:
+            raise RunError(f"the bootstrap node ended: {bootstrap.last_line()}")
+        if time.monotonic() > deadline:
+            raise RunError(f"the bootstrap node did not start within {START_SECONDS:.0f} s; see {bootstrap.console}")
+        time.sleep(READY_LOOK)
+    return ready[1]
+
+
+def stop_all(children: Sequence[Child]) -> None:
+    """Ask all to stop, then wait for all, with one deadline."""
+    for child in children:
+        child.ask_to_stop()
+    deadline = time.monotonic() + STOP_SECONDS
+    for child in children:
+        child.wait(deadline)

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from peer.commands.local_swarm import summary, swarm
-from peer.commands.local_swarm.processes import monitor_of
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
@@ -451,12 +450,13 @@ def test_each_peer_has_a_gpu_of_its_own_as_far_as_there_are_several(
     assert capsys.readouterr().out == (warning if device == "cuda" else "")
 
 
-def test_a_stop_ends_the_wait_for_the_bootstrap_node() -> None:
+def test_a_stop_ends_the_wait_for_the_bootstrap_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "START_SECONDS", 0.0)
     bootstrap, stop = Mock(**{"output.return_value": "", "exit_code.return_value": None}), Stop()
     with pytest.raises(RunError, match="did not start"):
-        monitor_of(bootstrap, 0.0, stop)
+        swarm.monitor_of(bootstrap, stop)
     stop.request()
-    assert monitor_of(bootstrap, 0.0, stop) == ""
+    assert swarm.monitor_of(bootstrap, stop) == ""
 
 
 def ended(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int, look: Callable[[swarm.LocalSwarm], None]) -> int:
