@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.config.schema import Config
 from peer.errors import UserError, tell
 from peer.process import Signals
+from peer.training.run_folder import require_folder, set_aside, write_figures
 
 if TYPE_CHECKING:
     from peer.commands.simulate.network.conditions import Conditions, Figures
-
-NETWORK_FILE = "network.json"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +64,7 @@ def run(loaded: Config, args: argparse.Namespace) -> int:
         return 0
     if given := _given(args, _network_options):
         raise UserError(f"{given} is for the model of time: add --network, or leave it out")
-    from peer.commands.simulate.simulation import Simulation, save
-    from peer.training.run_folder import require_folder
+    from peer.commands.simulate.simulation import Simulation
 
     config, method = with_method(loaded, args.method)
     options = Options(**{it.name: getattr(args, it.name) for it in fields(Options)} | {"method": method})
@@ -73,18 +72,27 @@ def run(loaded: Config, args: argparse.Namespace) -> int:
     require_folder(config.run.dir)  # an error comes before the work, not after it
     Signals(simulation.stop)
     summary = simulation.run(tell)
-    title = f"{config.run.name}: {method}, {args.replicas} replicas, H {config.run.inner_steps}"
-    swarm = summary["swarm"]
-    try:  # before the words: their reader may have gone
-        files = save(summary, config.run.dir)
-    finally:
-        print(
-            f"{title}: validation loss {swarm['val_loss_mean']:.4f}, {swarm['tokens']:,} tokens, "
-            f"{swarm['bytes_sent'] / args.replicas / 2**20:.1f} MiB sent a replica, "
-            f"{swarm['tokens'] / swarm['wall_seconds']:.0f} tokens/s computed"
-        )
-    print(f"Figures: {', '.join(map(str, files))}")
+    curves, swarm = summary.pop("curves"), summary["swarm"]
+    words = (
+        f"{config.run.name}: {method}, {args.replicas} replicas, H {config.run.inner_steps}: "
+        f"validation loss {swarm['val_loss_mean']:.4f}, {swarm['tokens']:,} tokens, "
+        f"{swarm['bytes_sent'] / args.replicas / 2**20:.1f} MiB sent a replica, "
+        f"{swarm['tokens'] / swarm['wall_seconds']:.0f} tokens/s computed"
+    )
+    _save(config.run.dir, {"summary.json": summary, "curves.json": curves}, words)
     return 0
+
+
+def _save(folder: Path, figures: Mapping[str, object], words: str) -> None:
+    """Write the files, with those of an earlier run moved aside, and print the words."""
+    try:  # before the words: their reader may have gone
+        require_folder(folder)
+        set_aside(folder, [*figures])
+        for name, value in figures.items():
+            write_figures(folder / name, value)
+    finally:
+        print(words)
+    print(f"Figures: {', '.join(str(folder / name) for name in figures)}")
 
 
 def _given(args: argparse.Namespace, options: Callable[[argparse.ArgumentParser], None]) -> str:
@@ -96,34 +104,28 @@ def _given(args: argparse.Namespace, options: Callable[[argparse.ArgumentParser]
 
 
 def _network(config: Config, args: argparse.Namespace) -> None:
-    """Model pairs and groups, write ``network.json`` and print the figures."""
+    """Model pairs and groups."""
     from peer.commands.simulate.network.conditions import conditions
     from peer.commands.simulate.network.methods import groups, pairs, pairs_by_round, tree_to_pair
     from peer.replica import model
-    from peer.training.run_folder import require_folder, set_aside, write_figures
 
     run = config.run
     it = conditions(run, model.parameters_of(run), args)
     require_folder(run.dir)
-    set_aside(run.dir, [NETWORK_FILE])
     rows = [method(it, run.seed) for method in (pairs, pairs_by_round, groups)]
     tree = tree_to_pair(it, run.seed)
     found = {"conditions": asdict(it), "methods": [asdict(row) for row in rows], "tree_to_pair": tree}
-    path = run.dir / NETWORK_FILE
-    try:  # as those of a simulation
-        write_figures(path, found)
-    finally:
-        _print_times(it, rows, tree)
-    print(f"Figures: {path}")
+    _save(run.dir, {"network.json": found}, _in_words(it, rows, tree))
 
 
-def _print_times(it: Conditions, rows: Sequence[Figures], tree: float) -> None:
-    for row in rows:
-        print(
-            f"{row.method}: idle {row.idle_in_all:.1%}, {row.merged_share:.0%} of the rounds merged, "
-            f"{row.bytes_per_round / 2**20:.2f} MiB sent a peer and round, {row.seconds:.0f} s, "
-            f"{row.end_seconds:.1f} s a peer after its last step"
-        )
+def _in_words(it: Conditions, rows: Sequence[Figures], tree: float) -> str:
+    lines = [
+        f"{row.method}: idle {row.idle_in_all:.1%}, {row.merged_share:.0%} of the rounds merged, "
+        f"{row.bytes_per_round / 2**20:.2f} MiB sent a peer and round, {row.seconds:.0f} s, "
+        f"{row.end_seconds:.1f} s a peer after its last step"
+        for row in rows
+    ]
     ratio = rows[2].seconds / (rows[0].seconds + rows[0].end_seconds)
-    print(f"DiLoCo takes {ratio:.2f} times as long as NoLoCo for {it.rounds} rounds of {it.peers:,} peers")
-    print(f"By latency alone a tree all-reduce takes {tree:.1f} times as long as a pair's average")
+    lines.append(f"DiLoCo takes {ratio:.2f} times as long as NoLoCo for {it.rounds} rounds of {it.peers:,} peers")
+    lines.append(f"By latency alone a tree all-reduce takes {tree:.1f} times as long as a pair's average")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``noloco-peer simulate``: builds the replicas, runs the world, writes ``summary.json`` and ``curves.json``.
+"""``noloco-peer simulate``: builds the replicas, runs the world, makes the figures.
 
 A simulation measures loss, bytes and waiting by the simulated clock. Its wall-clock time says nothing about a swarm.
 """
@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,10 +33,7 @@ from peer.process import LoopContext, Stop
 from peer.replica.inner_loop import token_loss
 from peer.rounds.types import Outcome
 from peer.training import replica
-from peer.training.run_folder import require_folder, set_aside, write_figures
 from peer.training.validation import sample_of
-
-SIMULATION_FILES = ("summary.json", "curves.json")
 
 
 class Simulation:
@@ -209,14 +205,3 @@ def _row(it: Replica, first_val_loss: float, val_loss: float) -> SampleRow:
         "bytes_sent": it.bytes_sent,
         "bytes_received": it.bytes_received,
     }
-
-
-def save(summary: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the two files, with those of an earlier run moved aside; returns their paths."""
-    require_folder(folder)
-    set_aside(folder, SIMULATION_FILES)
-    files = [folder / name for name in SIMULATION_FILES]
-    curves = summary.pop("curves")
-    for path, value in zip(files, (summary, curves), strict=True):
-        write_figures(path, value)
-    return files

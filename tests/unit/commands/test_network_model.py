@@ -158,7 +158,7 @@ def test_figures_that_cannot_be_written_are_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("peer.logs.setup", lambda *arguments: None)
-    monkeypatch.setattr("peer.training.run_folder.set_aside", lambda *_: None)
+    monkeypatch.setattr("peer.commands.simulate.command.set_aside", lambda *_: None)
     (tmp_path / "network.json").symlink_to("/dev/full")
     words = ["simulate", "--network", "--replicas", "4", "--config", "configs/demo.yaml", "--rounds", "2"]
     with pytest.raises(SystemExit) as end:

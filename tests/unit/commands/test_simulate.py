@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections import Counter
@@ -21,7 +20,7 @@ from peer.commands.simulate.exchanges import swap
 from peer.commands.simulate.meetings import Arrivals, choose_pairs
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.commands.simulate.replica import Replica
-from peer.commands.simulate.simulation import Simulation, save
+from peer.commands.simulate.simulation import Simulation
 from peer.config.methods import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
 from peer.config.model import AutoModel
 from peer.config.schema import ExchangeConfig, InnerConfig
@@ -249,13 +248,6 @@ def test_a_method_on_the_command_line_keeps_the_files_settings_when_they_are_its
     assert with_method(own, Method.NOLOCO)[0].run.outer == NoLoCoConfig()
     assert isinstance(with_method(own, Method.DECOUPLED)[0].run.outer, DecoupledConfig)
     assert with_method(own, None) == (own, Method.DILOCO)
-
-
-def test_the_files_of_a_simulation(tmp_path: Path) -> None:
-    summary, curves = save(simulate(), tmp_path)
-    assert set(json.loads(summary.read_text())) == {"peers", "swarm"}
-    assert len(json.loads(curves.read_text())) == 4
-    assert {summary, curves} == {*tmp_path.iterdir()}
 
 
 def test_outcomes_of_controls_are_rounds_alone() -> None:

@@ -16,7 +16,7 @@ import torch
 from peer.commands.cli import main
 from peer.commands.simulate.exchanges import OverlappedSwap
 from peer.commands.simulate.options import Method, Options
-from peer.commands.simulate.simulation import SIMULATION_FILES, Simulation, workers
+from peer.commands.simulate.simulation import Simulation, workers
 from peer.data.tokenizer import SEPARATOR
 from peer.errors import RunError
 from peer.process import Stop, stop_signals
@@ -61,7 +61,8 @@ def simulate(folder: Path, *arguments: str) -> int:
 def test_it_writes_a_summary_with_the_promised_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(tmp_path, "--replicas", "3", "--method", "diloco", "--drop", "0.2", "--speeds", "1", "0.5") == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert set(summary["swarm"]) == SUMMARY_SWARM
+    assert set(summary) == {"peers", "swarm"} and set(summary["swarm"]) == SUMMARY_SWARM
+    assert len(json.loads((tmp_path / "curves.json").read_text())) > 1 and len([*tmp_path.iterdir()]) == 2
     assert summary["swarm"]["method"] == "diloco"
     assert set(summary["peers"]) == {"replica-0", "replica-1", "replica-2"}
     assert simulate(tmp_path, "--replicas", "2") == 0  # a second one overwrites nothing
@@ -107,12 +108,12 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_work(
     assert said.out == "" and "run.dir: cannot write to" in said.err
 
 
-@pytest.mark.parametrize("file", SIMULATION_FILES)
+@pytest.mark.parametrize("file", ["summary.json", "curves.json"])
 def test_figures_that_cannot_be_written_are_on_the_terminal(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They were lost at the end of the work, in a traceback."""
-    monkeypatch.setattr("peer.commands.simulate.simulation.set_aside", lambda *_: None)
+    monkeypatch.setattr("peer.commands.simulate.command.set_aside", lambda *_: None)
     (tmp_path / file).symlink_to("/dev/full")
     assert simulate(tmp_path, "--replicas", "2") == 1
     said = capsys.readouterr()
