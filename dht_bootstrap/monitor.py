@@ -79,12 +79,13 @@ class Monitor:
         self._configurations = Configurations(self._watch)
         registry = CollectorRegistry()
         registry.register(SwarmCollector(self._watch))
-        self._routes: dict[str, Callable[[], HttpAnswer]] = {
-            "/healthz": SharedAnswer(self._watch, self._healthz),
-            "/targets": self._of_runs(lambda runs: targets(runs, networks)),
-            "/metrics": SharedAnswer(self._watch, lambda: series_answer(registry)),
-            "/swarm.json": self._of_runs(self._swarm),
+        answers: dict[str, Callable[[], HttpAnswer]] = {
+            "/healthz": self._healthz,
+            "/targets": lambda: self._of_runs(lambda runs: targets(runs, networks)),
+            "/metrics": lambda: series_answer(registry),
+            "/swarm.json": lambda: self._of_runs(self._swarm),
         }
+        self._routes = {path: SharedAnswer(self._watch, make) for path, make in answers.items()}
         try:
             self._server = HttpServer(host, port, self._answer)
         except OSError as error:
@@ -122,21 +123,13 @@ class Monitor:
             return json_answer(503, {"status": "failing", "reason": self._node.failure or str(error)})
         return json_answer(200, {"status": "ok", "peer_id": self._node.peer_id, "connected_peers": peers})
 
-    def _of_runs(self, view: Callable[[dict[str, RunHistory]], object]) -> Callable[[], HttpAnswer]:
-        """Answers with this ``view`` of them, while the directory can be read."""
-
-        def make() -> HttpAnswer:
-            with self._watch.lock:
-                body = view(self._watch.runs)
-            return json_answer(200, body)
-
-        shared = SharedAnswer(self._watch, make)
-
-        def answer() -> HttpAnswer:
-            failure = self._watch.failure  # Prometheus keeps what it had; with an empty list it would forget all
-            return json_answer(503, {"error": failure}) if failure else shared()
-
-        return answer
+    def _of_runs(self, view: Callable[[dict[str, RunHistory]], object]) -> HttpAnswer:
+        """This ``view`` of them, while the directory can be read."""
+        if failure := self._watch.failure:  # Prometheus keeps what it had; with an empty list it would forget all
+            return json_answer(503, {"error": failure})
+        with self._watch.lock:
+            body = view(self._watch.runs)
+        return json_answer(200, body)
 
     def _swarm(self, runs: dict[str, RunHistory]) -> dict[str, Any]:
         watch, now = self._watch, time.time()
