@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from peer.config.files import write_whole
 from peer.errors import RunError, UserError
@@ -75,7 +75,23 @@ class Contributors(BaseModel):
     @classmethod
     def kept_in(cls, file: Path) -> Contributors:
         """Those in ``file``, which :meth:`write` writes; none if there is none. A damaged one is put aside."""
-        kept = _read(file)
+        kept = cls()
+        try:
+            if file.exists():
+                if file.stat().st_size > STATE_BYTES:
+                    raise ValueError("it is too large")
+                kept = cls.model_validate_json(file.read_bytes())
+                if sum(map(len, kept.runs.values())) > KEPT_CONTRIBUTORS:
+                    raise ValueError("it has too many peers")
+        except OSError as error:
+            raise UserError(f"--state {file}: {error.strerror}") from None
+        except ValueError:
+            kept, aside = cls(), file.with_name(file.name + ".damaged")
+            try:
+                file.rename(aside)
+            except OSError as error:
+                raise UserError(f"--state {file}: damaged, and {aside} cannot be written: {error.strerror}") from None
+            log.warning("--state %s: damaged; it is %s now, and counting begins anew", file, aside)
         kept._file = file
         return kept
 
@@ -147,26 +163,3 @@ def _peer_view(peer_id: str, row: ContributorRow, now: float) -> dict[str, Any]:
         "since_age": max(0.0, now - row.since),
         "age": max(0.0, now - row.seen),
     }
-
-
-def _read(file: Path) -> Contributors:
-    """See :meth:`Contributors.kept_in`."""
-    try:
-        if not file.exists():
-            return Contributors()
-        if file.stat().st_size > STATE_BYTES:
-            raise ValueError("it is too large")
-        kept = Contributors.model_validate_json(file.read_bytes())
-        if sum(map(len, kept.runs.values())) > KEPT_CONTRIBUTORS:
-            raise ValueError("it has too many peers")
-        return kept
-    except OSError as error:
-        raise UserError(f"--state {file}: {error.strerror}") from None
-    except (ValidationError, ValueError):
-        aside = file.with_name(file.name + ".damaged")
-        try:
-            file.rename(aside)
-        except OSError as error:
-            raise UserError(f"--state {file}: damaged, and {aside} cannot be written: {error.strerror}") from None
-        log.warning("--state %s: damaged; it is %s now, and counting begins anew", file, aside)
-        return Contributors()
