@@ -42,28 +42,18 @@ class Event(NamedTuple):
 
 @dataclass
 class Curve:
-    """At most ``POINTS`` points over the whole time, and the newest one: when they are too many, every other one is
-    deleted.
-    """
+    """At most ``POINTS`` points over the whole time: when they are too many, every other one is deleted."""
 
     points: list[Point] = field(default_factory=list)
-    interval: float = 2.0  # seconds
-    newest: Point | None = None  # unless it is the last of ``points``
+    interval: float = 2.0  # seconds between two, at least; only the newest one may come earlier
 
     def add(self, point: Point) -> None:
-        if self.points and point.at - self.points[-1].at < self.interval:
-            self.newest = point
-            return
-        self.newest = None
+        if len(self.points) > 1 and self.points[-1].at - self.points[-2].at < self.interval:
+            self.points.pop()  # it is the newest no more
         self.points.append(point)
         if len(self.points) > POINTS:
             self.points = self.points[::2]
             self.interval *= 2
-
-    @property
-    def all(self) -> list[Point]:
-        """With the newest one."""
-        return self.points if self.newest is None else [*self.points, self.newest]
 
 
 class PeerHistory:

@@ -58,7 +58,7 @@ def _peer_view(peer_id: str, peer: PeerHistory, refused: int, now: float) -> dic
         "partners": list(peer.partners),
         "merged_age": None if report.merged_ago is None else report.merged_ago + age,
         "refused": refused,
-        "history": [_point(point) for point in peer.curve.all],
+        "history": [_point(point) for point in peer.curve.points],
     }
 
 
