@@ -99,10 +99,8 @@ export class Chart {
   }
 
   #point(event) {
-    if (event) {
-      const corner = this.picture.getBoundingClientRect();
-      this.#pointer = [event.clientX - corner.left, event.clientY - corner.top];
-    } else this.#pointer = null;
+    const corner = this.picture.getBoundingClientRect();
+    this.#pointer = event && [event.clientX - corner.left, event.clientY - corner.top];
     this.#show();
   }
 

@@ -43,13 +43,7 @@ export function watch(address, heard, unheard) {
     clearTimeout(timer);
     const began = performance.now();
     try {
-      let data = null;
-      try {
-        data = await read(address);
-      } catch (trouble) {
-        unheard(trouble);
-      }
-      if (data) heard(data);
+      await read(address).then(heard, unheard);
     } finally {
       asking = false;
       timer = setTimeout(next, Math.max(EVERY, REST * (performance.now() - began)));

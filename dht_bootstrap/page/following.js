@@ -5,15 +5,10 @@ export const COLOURS = 8;
 export class Following {
   #chosen = new Set();
   #slots = new Map(); // peer id -> 0 .. COLOURS - 1
-  #many = false;
+  many = false; // more peers than colours: only chosen peers have one
 
   constructor(changed) {
     this.changed = changed;
-  }
-
-  /** More peers than colours? Then only chosen peers have a colour. */
-  get many() {
-    return this.#many;
   }
 
   get chosen() {
@@ -46,8 +41,8 @@ export class Following {
   see(ids) {
     const there = new Set(ids);
     for (const id of this.#chosen) if (!there.has(id)) this.#chosen.delete(id);
-    this.#many = ids.length > COLOURS;
-    const wanted = this.#many ? this.chosen : ids;
+    this.many = ids.length > COLOURS;
+    const wanted = this.many ? this.chosen : ids;
     for (const id of this.#slots.keys()) if (!wanted.includes(id)) this.#slots.delete(id);
     const taken = new Set(this.#slots.values());
     for (const id of wanted) {
@@ -62,7 +57,7 @@ export class Following {
   /** Class names of a peer's line, dot or swatch. */
   look(id) {
     const slot = this.#slots.get(id);
-    const muted = this.#chosen.size ? !this.#chosen.has(id) : this.#many;
+    const muted = this.#chosen.size ? !this.#chosen.has(id) : this.many;
     return `${slot === undefined ? "plain" : `c${slot}`}${muted ? " muted" : ""}${this.#chosen.has(id) ? " chosen" : ""}`;
   }
 }
