@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.methods import DecoupledConfig, LocalConfig, NoLoCoConfig
-from peer.config.schema import CODECS, Config, RunConfig
+from peer.config.schema import CodecName, Config, RunConfig
 from peer.exchange.codec import COEFFICIENT_BYTES, size
 from peer.exchange.group.rounding import Rounding
 from peer.p2p.deadline import MBIT
@@ -68,10 +68,10 @@ def swap(config: Config, numel: int, line: Line, whole: Line, step: float | None
     if share <= least:
         yield ok(TOPIC, said)
     elif in_pairs and seconds > swap_limit(run.exchange.stall, run.exchange.max_phases, phase_seconds):
-        yield fail(TOPIC, f"{said}: no swap ends in time", _advice(config, numel, used, phase_seconds, least))
+        yield fail(TOPIC, f"{said}: no swap ends in time", _advice(config, numel, used, seconds, phase_seconds, least))
     else:
         why = "boundaries are postponed" if run.exchange.overlap else "each boundary waits for it"
-        yield warn(TOPIC, f"{said}: {why}", _advice(config, numel, used, phase_seconds, least, sent))
+        yield warn(TOPIC, f"{said}: {why}", _advice(config, numel, used, seconds, phase_seconds, least))
 
 
 def bytes_of(run: RunConfig, numel: int, members: int) -> float:
@@ -83,32 +83,24 @@ def bytes_of(run: RunConfig, numel: int, members: int) -> float:
     return 2 * (members - 1) / members * Rounding(run.exchange.codec).size(numel)
 
 
-def _advice(
-    config: Config, numel: int, line: Line, phase_seconds: float, least: float, sent: float | None = None
-) -> str:
-    """The settings by which the share of a phase becomes ``least``; ``sent``: bytes as it is."""
+def _advice(config: Config, numel: int, line: Line, seconds: float, phase_seconds: float, least: float) -> str:
+    """The settings by which ``seconds``, those of a swap on ``line``, become ``least`` of a phase."""
     run = config.run
-    ways, best = [], line.seconds(bytes_of(run, numel, 2) if sent is None else sent)
-    if isinstance(run.outer, NoLoCoConfig):
-        taken = {it: line.seconds(size(it, numel)) for it in CODECS["noloco"]}
-        shorter = {it: taken[it] for it in ("int8", "int4") if taken[it] < 0.9 * taken[run.exchange.codec]}
-        for codec, seconds in shorter.items():
-            if seconds <= least * phase_seconds:
-                ways.append(f"run.exchange.codec={codec} ({100 * seconds / phase_seconds:.3g}%)")
-                break
-    ways.append(_longer(run, best, phase_seconds, least))
-    if isinstance(run.outer, NoLoCoConfig) and len(ways) == 1 and shorter:
-        codec, seconds = min(shorter.items(), key=lambda it: it[1])
-        ways.append(f"run.exchange.codec={codec} with {_longer(run, seconds, phase_seconds, least)}")
+    codecs: tuple[CodecName, ...] = ("int8", "int4") if isinstance(run.outer, NoLoCoConfig) else ()
+    taken = {it: line.seconds(size(it, numel)) for it in codecs}
+    shorter = {it: took for it, took in taken.items() if took < 0.9 * seconds}
+    fitting = [it for it, took in shorter.items() if took <= least * phase_seconds]
+    ways = [f"run.exchange.codec={it} ({100 * shorter[it] / phase_seconds:.3g}%)" for it in fitting[:1]]
+    ways.append(_longer(run, seconds, phase_seconds, least))
+    if shorter and not fitting:
+        codec, took = min(shorter.items(), key=lambda it: it[1])
+        ways.append(f"run.exchange.codec={codec} with {_longer(run, took, phase_seconds, least)}")
     limits = [
-        f"peer.network.{key} ({value}) higher here"
-        for key, value in (
-            ("max_upload", config.peer.network.max_upload),
-            ("max_download", config.peer.network.max_download),
-        )
-        if value is not None
+        f", or peer.network.{key} ({value}) higher here"
+        for key in ("max_upload", "max_download")
+        if (value := getattr(config.peer.network, key)) is not None
     ]
-    return ", or ".join(f"{way} in the whole swarm" for way in ways) + "".join(f", or {it}" for it in limits)
+    return ", or ".join(f"{way} in the whole swarm" for way in ways) + "".join(limits)
 
 
 def _longer(run: RunConfig, seconds: float, phase_seconds: float, least: float) -> str:
