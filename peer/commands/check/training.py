@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -25,7 +24,7 @@ from peer.replica.pretrained_tokenizer import compare
 from peer.replica.sharded import launch
 from peer.swarm.state_transfer.donor import CLIENTS
 from peer.training.checkpoint import PUSH_COPIES, disk_room
-from peer.training.run_folder import is_used
+from peer.training.run_folder import next_name
 from peer.training.state import saved_bytes
 
 GIB = 2**30
@@ -100,7 +99,7 @@ def disk(config: Config) -> Iterator[Finding]:
         yield fail("disk", f"cannot write to {there}", "set run.dir to a folder of yours")
         return
     try:
-        found = disk_room(_checkpoints(folder, config.peer.name), each * keep)
+        found = disk_room(folder / (config.peer.name or next_name(folder)) / "checkpoints", each * keep)
     except OSError as error:  # a folder of another user
         yield fail("disk", f"{error.filename}: {error.strerror}", "set run.dir to a folder of yours")
         return
@@ -110,14 +109,6 @@ def disk(config: Config) -> Iterator[Finding]:
         yield fail("disk", text, "free some, set run.dir to another disk, or lower peer.checkpoint.keep")
     else:
         yield ok("disk", text)
-
-
-def _checkpoints(folder: Path, name: str | None) -> Path:
-    """The folder of this peer's checkpoints. A peer without a name continues in the first folder that no peer uses."""
-    if name is not None:
-        return folder / name / "checkpoints"
-    unused = (path for path in sorted(folder.glob("*/checkpoints")) if not is_used(path.parent))
-    return next(unused, folder / "checkpoints")
 
 
 def tokenizer(config: Config) -> Iterator[Finding]:

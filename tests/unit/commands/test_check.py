@@ -42,6 +42,7 @@ from peer.replica import memory
 from peer.replica.memory import estimate
 from peer.swarm.state_transfer.donor import CLIENTS
 from peer.training import replica
+from peer.training.run_folder import next_name
 from tests.unit.hub.server import Hub
 from tests.unit.parts import member_record
 
@@ -162,16 +163,16 @@ def test_a_push_needs_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found.level == "fail" and found.text.startswith("checkpoints and a push need ")
 
 
-@pytest.mark.parametrize("sets", [("peer.name=ann",), ()], ids=["ann", "no name"])
+@pytest.mark.parametrize("name", ["ann", None])
 def test_old_checkpoints_are_room_for_new_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
-    full = config(f"run.dir={tmp_path}", "peer.checkpoint.keep=2", *sets)
+    full = config(f"run.dir={tmp_path}", "peer.checkpoint.keep=2", *([f"peer.name={name}"] if name else []))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=30 * 2**20))
     assert levels(training.disk(full)) == ["fail"]  # three of 20 MiB are needed
     for step in ("step_00000500", "step_00001000"):
-        old = tmp_path / "ann" / "checkpoints" / step
+        old = tmp_path / (name or next_name(tmp_path)) / "checkpoints" / step
         old.mkdir(parents=True)
         (old / "model.safetensors").write_bytes(bytes(20 * 2**20))
     assert levels(training.disk(full)) == ["ok"]
