@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from peer.config.methods import DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig
+from peer.config.methods import DiLoCoConfig, NoLoCoConfig
 from peer.config.schema import Config, RunConfig
 from peer.errors import UserError
 
@@ -63,20 +64,15 @@ class Options:
 
 def with_method(config: Config, method: Method | None) -> tuple[Config, Method]:
     """The configuration for ``method``; ``None``: its own method. Its settings of that method stay."""
-    outer = config.run.outer
-    fresh = {
-        Method.NOLOCO: NoLoCoConfig(),
-        Method.DILOCO: DiLoCoConfig(name="diloco"),
-        Method.DECOUPLED: DecoupledConfig(name="decoupled"),
-        Method.LOCAL: LocalConfig(name="local"),
-        Method.DDP: LocalConfig(name="local"),
-        Method.ONE_WORKER: outer if isinstance(outer, DiLoCoConfig) else DiLoCoConfig(name="diloco"),
-        Method.AVERAGING: NoLoCoConfig(alpha=0.0, beta=1.0, gamma=1.0),
-    }
+    outer, exchange = config.run.outer, config.run.exchange
     if method is None or method == outer.name:
         return config, Method(outer.name)
-    chosen, exchange = fresh[method], config.run.exchange
-    if not (isinstance(outer, NoLoCoConfig) and isinstance(chosen, NoLoCoConfig)):  # overlap and codec are noloco's
+    chosen: Any = {
+        Method.DDP: {"name": "local"},
+        Method.ONE_WORKER: outer if isinstance(outer, DiLoCoConfig) else {"name": "diloco"},
+        Method.AVERAGING: {"name": "noloco", "alpha": 0.0, "beta": 1.0, "gamma": 1.0},
+    }.get(method, {"name": method.value})
+    if not (isinstance(outer, NoLoCoConfig) and method is Method.AVERAGING):  # overlap and codec are noloco's
         exchange = exchange.model_validate(exchange.model_dump(exclude={"overlap", "codec"}))
     run = RunConfig(**{**dict(config.run), "outer": chosen, "exchange": exchange})
     return config.model_copy(update={"run": run}), method
