@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -45,13 +45,11 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
                 raise RunError(f"nobody is there: {initial_peers[0]} answers, but no peer has written a record")
             time.sleep(RECORD_LOOK)
         if not sys.stdout.isatty():
-            console = Console(width=TABLE_WIDTH)
-            for table in shown.tables(found, time.time()):
-                console.print(table)
+            Console(width=TABLE_WIDTH).print(*shown.tables(found, time.time()))
             return 0
         with Live(console=Console(), auto_refresh=False) as live:
             while not node.failure:
-                live.update(shown.screen(found, time.time()), refresh=True)
+                live.update(Group(*shown.tables(found, time.time())), refresh=True)
                 time.sleep(REFRESH_SECONDS)
                 found = onlooker.read()
         raise RunError(node.failure)
@@ -62,13 +60,6 @@ class LastFigures:
 
     def __init__(self, ended: Mapping[str, tuple[float, Mapping[str, Entry]]]) -> None:
         self._last = dict(ended)  # by run: when it lived last, and with whom
-
-    def screen(self, found: Mapping[str, Mapping[str, Entry]], now: float) -> Table:
-        """The tables of all runs, one below the other."""
-        grid = Table.grid()
-        for table in self.tables(found, now):
-            grid.add_row(table)
-        return grid
 
     def tables(self, found: Mapping[str, Mapping[str, Entry]], now: float) -> Iterator[Table]:
         """A table for each run; those that have ended come last."""

@@ -25,7 +25,7 @@ def entries(at: float, count: int = 2, **changes: Any) -> dict[str, Entry]:
 def shown(figures: LastFigures, found: Any, at: float) -> str:
     console = Console(width=160)
     with console.capture() as text:
-        console.print(figures.screen(found, NOW + at))
+        console.print(*figures.tables(found, NOW + at))
     return text.get()
 
 
