@@ -33,9 +33,6 @@ def members(
     present = present_members(node, config.run.name)
     if not present:
         yield ok("swarm", f"no peer trains {config.run.name!r} there yet: this one would be the first")
-        if speed:
-            yield from lines(node, config, [])
-        return
     own = digest(config.run)
     same = [record for record in present if record.config == own]
     others = [record for record in present if record.config != own]
@@ -48,7 +45,7 @@ def members(
     some = random.sample(same, min(ASKED_MEMBERS, len(same)))
     yield from _versions(node, some)
     if speed:
-        yield from lines(node, config, some, of=same)
+        yield from lines(node, config, some, same)
 
 
 def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -> Iterator[Finding]:

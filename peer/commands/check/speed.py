@@ -19,7 +19,7 @@ TEST_TIMEOUT = 60.0  # seconds for a test
 
 
 def lines(
-    node: MemberNode, config: Subject, some: Sequence[MemberRecord], of: Sequence[MemberRecord] = ()
+    node: MemberNode, config: Subject, some: Sequence[MemberRecord], of: Sequence[MemberRecord]
 ) -> Iterator[Finding]:
     """Measure with ``some`` of the members ``of`` this configuration."""
     if not some:
