@@ -38,8 +38,8 @@ class Configurations:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._texts: dict[tuple[str, str], str] = {}  # canonical, by name of the run and digest
-        self._read: dict[tuple[str, str], ReadRun] = {}  # what they say
+        # canonical texts and what they say, by name of the run and digest
+        self._read: dict[tuple[str, str], tuple[str, ReadRun]] = {}
 
     def view(self, name: str, run: RunHistory) -> dict[str, Any] | None:
         """For ``/swarm.json``; ``None`` without a digest of most members."""
@@ -48,7 +48,7 @@ class Configurations:
         if digest is None:
             return None
         agreeing = sum(record.config == digest for record in records)
-        read = self._read.get((name, digest), ReadRun(None, "it was not read yet"))
+        _, read = self._read.get((name, digest), ("", ReadRun(None, "it was not read yet")))
         return {"digest": digest, "agreeing": agreeing, **read._asdict()}
 
     async def read_on(self) -> None:
@@ -65,20 +65,18 @@ class Configurations:
     async def learn(self, runs: Mapping[str, list[MemberRecord]]) -> None:
         """Ask one member of each run whose configuration is unknown, and forget those that nobody has any more."""
         wanted = {(name, digest) for name, records in runs.items() if (digest := most_common(records)) is not None}
-        self._texts = {key: text for key, text in self._texts.items() if key in wanted}
         self._read = {key: read for key, read in self._read.items() if key in wanted}
         for name, digest in sorted(wanted - self._read.keys()):
             record = random.choice([it for it in runs[name] if it.config == digest])
             text = await ask(self._watch.node, name, digest, record.peer_id, record.addresses)
             if isinstance(text, str):
-                self._texts[name, digest] = text
-                self._read[name, digest] = _checked(name, text)
+                self._read[name, digest] = text, _checked(name, text)
 
     async def tell(self, stream: Stream) -> None:
         """Refuse the greeting of a newcomer as a member does, with the configuration of the run that it names."""
         greeting = await stream.receive(Greeting, MESSAGE_TIMEOUT)
         refusal = None
-        for (name, digest), text in self._texts.items():
+        for (name, digest), (text, _) in self._read.items():
             if name == greeting.run:
                 refusal = MemberIdentity("", name, digest, text, layout="").refusal(greeting)
         unknown = Refusal(reason="it has not read the configuration of that run")
