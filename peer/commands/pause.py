@@ -1,8 +1,4 @@
-"""``noloco-peer pause`` and ``resume``: a peer of this machine stops to train for a while, and keeps its place.
-
-noloco-peer pause peer-1
-noloco-peer resume /data/runs/peer-1
-"""
+"""``noloco-peer pause`` and ``resume``: a peer of this machine stops training for a while, and keeps its place."""
 
 from __future__ import annotations
 

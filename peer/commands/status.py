@@ -1,7 +1,4 @@
-"""``noloco-peer status``: the members of a swarm as a table, live on a terminal, printed once elsewhere.
-
-noloco-peer status ADDRESS
-"""
+"""``noloco-peer status``: the members of a swarm as a table, live on a terminal, printed once elsewhere."""
 
 from __future__ import annotations
 

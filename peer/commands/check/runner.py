@@ -1,8 +1,5 @@
 """Runs the topics one after the other and prints each finding at once.
 
-noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
-noloco-peer check --own-loop --set run.name=my-run --initial-peers ADDRESS
-
 Every topic has its own deadlines. An error in a topic is a finding, and the next topics still run. What needs torch or
 hivemind is imported after the findings that do not.
 """

@@ -1,8 +1,4 @@
-"""The configuration of a peer that joins: ``run`` from the swarm, everything that is this machine's from its user.
-
-noloco-peer join ADDRESS
-noloco-peer join ADDRESS --run books --config my-machine.yaml --set run.data.train=[books/*.txt]
-"""
+"""The configuration of a peer that joins: ``run`` from the swarm, everything that is this machine's from its user."""
 
 from __future__ import annotations
 
