@@ -128,7 +128,6 @@ class Contributors(BaseModel):
         return [_run_view(run, rows, now) for run, rows in sorted(self.runs.items())]
 
     def text(self) -> str:
-        """The file's content."""
         return self.model_dump_json()
 
     def write(self, text: str) -> None:

@@ -29,7 +29,6 @@ class RunFinding(NamedTuple):
 
 
 def findings(run: RunHistory) -> list[RunFinding]:
-    """All present warnings."""
     live = run.live()
     rates = [peer.record.tokens_per_second for peer in live.values() if peer.record.tokens_per_second > 0]
     usual = median(rates) if len(rates) >= 3 else 0.0

@@ -148,7 +148,6 @@ class RunHistory:
         self.refusals = Refusals()
 
     def live(self) -> dict[str, PeerHistory]:
-        """By peer id."""
         return {peer_id: peer for peer_id, peer in self.peers.items() if peer.live}
 
     def see(self, entries: Mapping[str, Entry], now: float, room: int = NAMED) -> None:
@@ -171,15 +170,12 @@ class RunHistory:
         elif now - self.ended_at > KEPT_WHOLE:
             self.peers = self._most()
         self.looked = now
-        self._note_few(now)
+        if sum(record.state != "paused" for record in self.members()) < 2:
+            self.few_at = now
 
     def members(self) -> list[MemberRecord]:
         """Of the live members."""
         return [*(peer.record for peer in self.live().values()), *self.unnamed]
-
-    def _note_few(self, now: float) -> None:
-        if sum(record.state != "paused" for record in self.members()) < 2:
-            self.few_at = now
 
     def present(self) -> dict[str, PeerHistory]:
         """The live peers by id; after the end those of its last minutes."""

@@ -106,7 +106,6 @@ class Monitor:
         self._watch.contributors.write(text)
 
     def close(self) -> None:
-        """Stop serving."""
         self._server.stop()
 
     def _answer(self, path: str) -> HttpAnswer:

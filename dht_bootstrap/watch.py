@@ -61,7 +61,6 @@ class Watch:
 
     @property
     def read_age(self) -> float | None:
-        """Seconds since the directory was read."""
         return None if self._read_at is None else time.monotonic() - self._read_at
 
     @property

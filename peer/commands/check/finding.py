@@ -23,7 +23,6 @@ class Finding:
     advice: str
 
     def line(self) -> str:
-        """One line for a terminal."""
         said = f"{self.text}; {self.advice}" if self.advice else self.text
         return f"{self.level:<5} {self.topic:<13} {printable(said)}"
 

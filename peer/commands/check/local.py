@@ -27,7 +27,6 @@ def limits() -> Iterator[Finding]:
 
 
 def port(config: Subject) -> Iterator[Finding]:
-    """Can the peer listen on its TCP port?"""
     host, wanted = config.peer.network.host, config.peer.network.port
     try:
         listening(host, wanted).close()
@@ -47,7 +46,6 @@ def port(config: Subject) -> Iterator[Finding]:
 
 
 def port_is_free(host: str, wanted: int) -> bool:
-    """Can a peer listen there now?"""
     try:
         listening(host, wanted).close()
     except OSError:

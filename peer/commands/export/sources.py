@@ -78,7 +78,6 @@ def find(paths: Sequence[Path], held: ExitStack) -> list[ExportSource]:
 
 
 def _newest(path: Path, held: ExitStack) -> Saved:
-    """The newest checkpoint of a peer."""
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     saved = Checkpoints(folder, keep=1).newest(parts=MODEL_PARTS, held=held) if folder.is_dir() else None
     if saved is not None:

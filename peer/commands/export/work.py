@@ -83,7 +83,6 @@ def _in_words(found: Sequence[ExportSource], mixed: Mixed) -> Iterator[str]:
 
 
 def _network(source: ExportSource) -> Any:
-    """A model of the source's architecture."""
     settings = source.run.model
     own_class = isinstance(settings, AutoModel) and settings.trust_remote_code
     return model.untrained(source.run) if own_class else _transformers_model(source)  # only the source has the class

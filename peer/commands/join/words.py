@@ -14,7 +14,6 @@ from peer.swarm.configuration import OfferedRun
 
 
 def outlined(config: Config, offer: OfferedRun) -> Iterator[str]:
-    """The run in a few lines."""
     run = config.run
     whose = f"of {offer.agreeing} of {offer.members} members" if offer.members else "of the last join: nobody is there"
     yield f"{run.name}: the configuration {offer.digest}, {whose}"
@@ -47,10 +46,12 @@ def downloads(config: Config) -> Iterator[str]:
     tokenizer = data.tokenizer
     if tokenizer.name != BYTES and tokenizer.path is None:
         size = download_size(tokenizer.name, None, ("config.json", *TOKENIZER_FILES))
-        yield from [f"download: the tokenizer {tokenizer.name}, {size}"] * bool(size)
+        if size:
+            yield f"download: the tokenizer {tokenizer.name}, {size}"
     if isinstance(data, HuggingFaceData) and data.on_hub:
         how, splits = "as a whole before the first step", set()  # the library downloads all splits
         if data.streaming:
             how, splits = "piece by piece", {data.split, data.validation_split}
         size = data_size(data.path, data.subset, splits)
-        yield from [f"download: the data set {data.path}, {how}, {size}"] * bool(size)
+        if size:
+            yield f"download: the data set {data.path}, {how}, {size}"

@@ -49,7 +49,6 @@ def summarize(config: Config, tails: Sequence[Tail], wall_seconds: float) -> dic
 
 
 def in_words(summary: dict[str, Any]) -> str:
-    """A few sentences for a terminal."""
     peers, swarm = summary["peers"], summary["swarm"]
     first = [row["first_val_loss"] for row in peers.values() if row["first_val_loss"] is not None]
     total = sum(sum(row["rounds"].values()) for row in peers.values())

@@ -60,14 +60,12 @@ def swap(one: Replica, two: Replica) -> tuple[tuple[Tensor, Tensor], tuple[Verdi
 
 
 def judgement(me: Replica, other: Replica) -> Judgement:
-    """The judgement of ``me`` on what ``other`` will send."""
     found = me.guard.judgement(other.name, me.state.outer.slow.numel)
     found.share = share(other.tokens, me.tokens)
     return found
 
 
 def both_merged(verdicts: tuple[Verdict, Verdict]) -> bool:
-    """Both replicas merge, or neither."""
     return all(verdict.outcome is Outcome.MERGED for verdict in verdicts)
 
 

@@ -44,7 +44,6 @@ class Options:
         return (self.swap_steps or max(1, min(USUAL_SWAP, run.inner_steps // 2))) if run.exchange.overlap else 0
 
     def check(self, config: Config) -> None:
-        """Raises :class:`UserError` for options that do not fit."""
         ddp = self.method is Method.DDP
         if not 2 <= self.replicas <= MAX_REPLICAS:
             raise UserError(f"--replicas {self.replicas}: a simulation needs 2 to {MAX_REPLICAS}")

@@ -88,7 +88,6 @@ class Replica:
         return self.state.outer
 
     def inner_phase(self) -> None:
-        """Train to the next boundary."""
         if self.overlapped is not None:
             self.overlapped.run()
             self.overlapped = None
@@ -109,7 +108,6 @@ class Replica:
         self.state.cross_boundary()
 
     def count(self, outcome: Outcome) -> None:
-        """A round has ended."""
         self.outcomes[outcome] += 1
         self.last_outcome = outcome
 
@@ -147,7 +145,6 @@ class Replica:
             self.harmful.append(trial.merge.partner_id)
 
     def judge(self) -> None:
-        """Judge the last merge before the next one."""
         self.rollback.judge_before_next(left=self.steps - self.state.inner.step)
 
     def _batches(self, steps: int) -> Iterator[Tensor]:

@@ -176,17 +176,14 @@ class Together:
         self.position = 0
 
     def resume(self, position: int, cursor: Cursor | None) -> None:
-        """A simulation is not resumed."""
-        raise NotImplementedError
+        raise NotImplementedError  # a simulation is not resumed
 
     def take(self, count: int) -> Iterator[Tensor]:
-        """The next ``count`` batches."""
         for _ in range(count):
             self.position += 1
             yield torch.cat([batch for stream in self._streams for batch in stream.take(1)])
 
     def close(self) -> None:
-        """Close all streams."""
         for stream in self._streams:
             stream.close()
 

@@ -43,7 +43,6 @@ class Conditions:
     window: float = 0.5
 
     def check(self) -> None:
-        """Raises :class:`UserError` for values out of range."""
         if not 2 <= self.peers <= MAX_PEERS:
             raise UserError(f"--replicas {self.peers}: the network model takes 2 to {MAX_PEERS:,}")
         if self.rounds < 1:
