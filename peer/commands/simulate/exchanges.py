@@ -146,23 +146,16 @@ class _Side:
             self.held.clear()
 
 
-@dataclass(eq=False)
 class OverlappedSwap:
-    """Opens a group of parts between two inner steps, and amends it one step later.
-
-    The thread that calls :meth:`run` first makes the ``steps`` inner steps of both replicas.
+    """Opens a group of parts between two inner steps, and amends it one step later. ``steps``: inner steps that the
+    transfer takes; the thread that calls :meth:`run` first makes those of both replicas.
     """
 
-    one: Replica
-    two: Replica
-    steps: int  # inner steps that the transfer takes
-    verdicts: tuple[Verdict, Verdict] = (MERGED, MERGED)
-    _judgements: tuple[Judgement, Judgement] = field(init=False)
-    _done: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self._judgements = judgement(self.one, self.two), judgement(self.two, self.one)
+    def __init__(self, one: Replica, two: Replica, steps: int) -> None:
+        self.one, self.two, self.steps = one, two, steps
+        self.verdicts = MERGED, MERGED
+        self._judgements = judgement(one, two), judgement(two, one)
+        self._lock, self._done = threading.Lock(), False
 
     def run(self) -> None:
         with self._lock:
