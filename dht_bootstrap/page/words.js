@@ -36,9 +36,7 @@ export const duration = orNothing((seconds) => {
 export function clock(unix, withSeconds = true) {
   const at = new Date(1000 * (number(unix) ?? NaN));
   if (Number.isNaN(at.getTime())) return NOTHING;
-  const two = (value) => String(value).padStart(2, "0");
-  const time = `${two(at.getHours())}:${two(at.getMinutes())}`;
-  return withSeconds ? `${time}:${two(at.getSeconds())}` : time;
+  return at.toLocaleTimeString("en-GB", { timeStyle: withSeconds ? "medium" : "short" });
 }
 
 /** Unix seconds as a local date without the year. */
