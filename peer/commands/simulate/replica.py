@@ -52,7 +52,7 @@ class Replica:
     first_loss: float | None = None
     last_loss: float | None = None
     merged: int = 0  # rounds of a group of equal replicas that its slow weights include
-    overlapped: OverlappedSwap | None = None  # a swap that begins with the next inner phase
+    overlapped: OverlappedSwap | None = None  # a swap that begins with the next inner phase, until it is counted
     target: int = 0  # the inner step at which the phase ends
     harmful: list[str] = field(default_factory=list)  # partners whose merges were undone
     harm: str = ""  # why the corrections of the swap that runs were undone
@@ -90,7 +90,6 @@ class Replica:
     def inner_phase(self) -> None:
         if self.overlapped is not None:
             self.overlapped.run()
-            self.overlapped = None
         else:
             self.judge()
         self.train(self.target - self.state.inner.step)

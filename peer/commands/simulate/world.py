@@ -37,7 +37,6 @@ class World:
         self._arrivals = Arrivals()
         self._chance = random.Random(config.run.seed)
         self._training: dict[Replica, Future[None]] = {}
-        self._flying: dict[Replica, OverlappedSwap] = {}  # overlapped swaps without a verdict
         self._time = 0.0
         self._backoff = {replica: PeerBackoff(lambda: self._time) for replica in replicas}
         self._group: list[tuple[Replica, float]] = []  # members that wait for the others, since when
@@ -141,8 +140,7 @@ class World:
 
     def _swap(self, one: Replica, two: Replica) -> None:
         if self._config.run.exchange.overlap:
-            overlapped = OverlappedSwap(one, two, one.swap_steps)
-            one.overlapped = two.overlapped = self._flying[one] = self._flying[two] = overlapped
+            one.overlapped = two.overlapped = OverlappedSwap(one, two, one.swap_steps)
         else:
             means, verdicts = swap(one, two)
             for replica, other, mean in ((one, two, means[0]), (two, one, means[1])):
@@ -158,7 +156,7 @@ class World:
 
     def _count_overlapped(self, replica: Replica) -> None:
         """Count the overlapped swap that has ended during the last inner phase, if any."""
-        overlapped = self._flying.pop(replica, None)
+        overlapped, replica.overlapped = replica.overlapped, None
         if overlapped is not None and overlapped.one is replica:
             self._count(replica, overlapped.two, overlapped.verdicts)
         elif overlapped is not None:
