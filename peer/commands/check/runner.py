@@ -7,32 +7,29 @@ hivemind is imported after the findings that do not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from peer.commands.check.finding import Finding, Subject, fail
 from peer.commands.check.local import identity, limits, port
 from peer.config.schema import Config
 from peer.errors import RunError, UserError, of_file, one_line
 
-Topics = Iterator[tuple[str, Callable[[], Iterator[Finding]]]]
 
-
-def topics(config: Subject, ranks: int, speed: bool) -> Topics:
+def topics(config: Subject, ranks: int, speed: bool) -> Iterator[tuple[str, Iterator[Finding]]]:
     """In the order of the lines. A program with its own loop chooses its device, memory and data itself."""
-    yield "limits", limits
-    yield "port", partial(port, config)
-    yield "identity", partial(identity, config)
+    yield "limits", limits()
+    yield "port", port(config)
+    yield "identity", identity(config)
     from peer.commands.check.network import network
 
-    yield "network", partial(network, config, speed=speed)
+    yield "network", network(config, speed=speed)
     if isinstance(config, Config):
         from peer.commands.check import training
 
-        yield "device", partial(training.device, config, ranks=ranks)
-        yield "memory", partial(training.memory, config, ranks=ranks)
-        yield "disk", partial(training.disk, config)
-        yield "tokenizer", partial(training.tokenizer, config)
-        yield "push", partial(training.push, config)
+        yield "device", training.device(config, ranks=ranks)
+        yield "memory", training.memory(config, ranks=ranks)
+        yield "disk", training.disk(config)
+        yield "tokenizer", training.tokenizer(config)
+        yield "push", training.push(config)
 
 
 def run(config: Subject, say: Callable[[str], None], ranks: int = 1, *, speed: bool = False) -> int:
@@ -54,7 +51,7 @@ def findings(config: Subject, ranks: int = 1, *, speed: bool = False) -> Iterato
     """The findings of all topics; an error that would end ``train`` is a finding too."""
     for name, topic in topics(config, ranks, speed):
         try:
-            yield from topic()
+            yield from topic
         except (UserError, RunError, OSError) as error:
             if isinstance(error, PermissionError) and error.filename is not None:
                 error = of_file(error)

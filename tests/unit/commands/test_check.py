@@ -287,7 +287,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 
     for level, code in (("ok", 0), ("warn", 0), ("fail", 1)):
         found = Finding(level, "topic", "text", "advice")  # type: ignore[arg-type]
-        monkeypatch.setattr(runner, "topics", lambda *_, found=found: (("topic", lambda: iter([found])),))
+        monkeypatch.setattr(runner, "topics", lambda *_, found=found: (("topic", iter([found])),))
         with pytest.raises(SystemExit) as ended:
             cli.main(["check", "--config", "configs/demo.yaml"])
         assert ended.value.code == code
@@ -337,7 +337,7 @@ def test_a_topic_that_breaks_is_a_finding_and_the_next_one_follows(
 ) -> None:
     from peer.commands.check import runner
 
-    topics = (("broken", Mock(side_effect=error)), ("next", lambda: iter([ok("next", "fine")])))
+    topics = (("broken", iter(Mock(side_effect=error), None)), ("next", iter([ok("next", "fine")])))
     monkeypatch.setattr(runner, "topics", lambda *_: topics)
     broken, fine = runner.findings(config())
     assert (broken.level, fine.level) == ("fail", "ok") and said in f"{broken.text}; {broken.advice}"

@@ -124,7 +124,7 @@ def test_the_moments_are_counted() -> None:
 
 def test_a_torch_without_muon_is_named_in_one_line_at_start_and_by_check(monkeypatch: pytest.MonkeyPatch) -> None:
     network, config = parts.network(), load(None, ("run.inner.optimizer=muon",), environment={})
-    monkeypatch.setattr(runner, "topics", lambda *_: (("memory", lambda: memory(config, 1)),))
+    monkeypatch.setattr(runner, "topics", lambda *_: (("memory", memory(config, 1)),))
     assert [it.level for it in runner.findings(config)] == ["ok"]
     monkeypatch.delattr(torch.optim, "Muon")
     monkeypatch.setattr(torch, "__version__", "2.6.0")
