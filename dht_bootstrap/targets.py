@@ -23,7 +23,7 @@ Networks = Collection[IPv4Network]
 
 def default_networks(host: str) -> Networks:
     """Of a node that listens on ``host``: loopback when its swarm can only be on this machine."""
-    return (LOOPBACK,) if tcp_of(f"/ip4/{host}/tcp/1") and IPv4Address(host) in LOOPBACK else ()
+    return (LOOPBACK,) if IPv4Address(host).is_loopback else ()
 
 
 def targets(runs: dict[str, RunHistory], networks: Networks) -> list[dict[str, Any]]:
