@@ -127,9 +127,6 @@ class Contributors(BaseModel):
         """For ``/swarm.json``: the runs by name, each with those that gave most, and with the sums over all."""
         return [_run_view(run, rows, now) for run, rows in sorted(self.runs.items())]
 
-    def text(self) -> str:
-        return self.model_dump_json()
-
     def write(self, text: str) -> None:
         """Write the file, if it has changed. Training does not depend on it: an error of the disk is logged."""
         if self._file is None or text == self._written:

@@ -102,7 +102,7 @@ class Monitor:
     def save(self) -> None:
         """Write what outlives this process."""
         with self._watch.lock:
-            text = self._watch.contributors.text()
+            text = self._watch.contributors.model_dump_json()
         self._watch.contributors.write(text)
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ def test_what_a_peer_has_given_is_added_up_over_restarts_of_its_process() -> Non
 def test_it_outlives_the_node_and_counts_what_was_done_meanwhile(tmp_path: Path) -> None:
     book = Contributors.kept_in(tmp_path / "state.json")
     trained(book, 0, 600)
-    book.write(book.text())
+    book.write(book.model_dump_json())
     again = Contributors.kept_in(tmp_path / "state.json")
     assert given(again) == given(book)
     see(again, 1000, *(record(name, RATE * 1000, merges=50) for name in "abc"))
@@ -147,7 +147,7 @@ def test_a_flood_of_ids_and_of_runs_is_bounded_and_keeps_those_that_gave_most(tm
     assert given(book) == dict.fromkeys("abc", (int(RATE * 600), 30))
     assert sum(it["count"] for it in book.view(NOW)) <= KEPT_CONTRIBUTORS
     assert all(len(it["peers"]) <= contributors.SHOWN_CONTRIBUTORS for it in book.view(NOW))
-    book.write(book.text())
+    book.write(book.model_dump_json())
     assert (tmp_path / "state.json").stat().st_size < contributors.STATE_BYTES
     assert given(Contributors.kept_in(tmp_path / "state.json")) == given(book)
 
@@ -179,7 +179,7 @@ def test_a_damaged_file_is_one_line_and_a_new_beginning(
     assert str(file) in line and "\n" not in line and len(line) < 400
     assert (tmp_path / "state.json.damaged").read_bytes() == content
     trained(book, 0, 60)
-    book.write(book.text())
+    book.write(book.model_dump_json())
     assert given(Contributors.kept_in(file))["a"][0] == RATE * 60
 
 
@@ -191,7 +191,7 @@ def test_a_disk_that_cannot_be_written_ends_nothing(
 
     book = Contributors.kept_in(tmp_path / "gone" / "state.json")
     trained(book, 0, 60)
-    book.write(book.text())
+    book.write(book.model_dump_json())
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
         Contributors.kept_in(tmp_path / "state.json").write("{}")
