@@ -9,18 +9,15 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dht_bootstrap.findings import findings
 from dht_bootstrap.history import FORGET, PeerHistory, RunHistory
+from dht_bootstrap.watch import Watch
 from peer import __version__
 from peer.telemetry.series import OF_BOOTSTRAP, PREFIX, STATES, SWARM_EVENTS, WARNINGS
-
-if TYPE_CHECKING:
-    from dht_bootstrap.watch import Watch
 
 SeriesSample = tuple[str, tuple[str, ...], float]  # series, its labels' values, value
 

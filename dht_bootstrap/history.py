@@ -229,10 +229,9 @@ class RunHistory:
             self.meetings.extend((now, peer_id, partner) for partner in partners)
 
     def _gone(self, peer_id: str, how: str, now: float) -> None:
-        peer = self.peers.get(peer_id)
-        if peer is not None and peer.live:
-            peer.gone_at, peer.gone_as = now, how
-            self._say(how, peer.record, peer_id, now)
+        peer = self.peers[peer_id]
+        peer.gone_at, peer.gone_as = now, how
+        self._say(how, peer.record, peer_id, now)
 
     def _say(self, event: str, record: MemberRecord, peer_id: str, now: float) -> None:
         self.events.append(Event(now, event, record.name, peer_id))
