@@ -1,7 +1,5 @@
 """``noloco-bootstrap``: start a bootstrap node and print the addresses by which peers join.
 
-noloco-bootstrap --port 31337 --identity bootstrap.key
-
 For a swarm of invited peers (``run.admission: invite``) add ``--owner owner.key``; owner.py has the owner's commands.
 """
 

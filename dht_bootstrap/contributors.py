@@ -139,23 +139,22 @@ class Contributors(BaseModel):
 
 
 def _run_view(run: str, rows: dict[str, ContributorRow], now: float) -> dict[str, Any]:
+    """Ages in seconds."""
     given = [(peer_id, row) for peer_id, row in rows.items() if row.tokens or row.merges]
     given.sort(key=lambda it: (-it[1].tokens, it[1].name, it[0]))
     return {
         "run": run,
         "tokens": sum(row.tokens for _, row in given),
         "count": len(given),
-        "peers": [_peer_view(*it, now) for it in given[:SHOWN_CONTRIBUTORS]],
-    }
-
-
-def _peer_view(peer_id: str, row: ContributorRow, now: float) -> dict[str, Any]:
-    """Ages in seconds."""
-    return {
-        "peer_id": peer_id,
-        "name": row.name,
-        "tokens": row.tokens,
-        "merges": row.merges,
-        "since_age": max(0.0, now - row.since),
-        "age": max(0.0, now - row.seen),
+        "peers": [
+            {
+                "peer_id": peer_id,
+                "name": row.name,
+                "tokens": row.tokens,
+                "merges": row.merges,
+                "since_age": max(0.0, now - row.since),
+                "age": max(0.0, now - row.seen),
+            }
+            for peer_id, row in given[:SHOWN_CONTRIBUTORS]
+        ],
     }

@@ -47,17 +47,14 @@ def reachability(views: list[View], network: NetworkConfig) -> Iterator[Finding]
 def _advice(network: NetworkConfig) -> str:
     if network.reach == "public":
         return "open the port, or set peer.network.reach=auto (relays) instead of public"
-    ports = f"TCP {network.port}" if network.bulk_port == "off" else f"TCP {network.port} and {_direct_port(network)}"
+    direct_port = beside(network.port) if network.bulk_port == "auto" else network.bulk_port
+    ports = f"TCP {network.port}" if direct_port == "off" else f"TCP {network.port} and {direct_port}"
     which = ports if network.port else "a port (fix it with peer.network.port)"
     router = "the router has not opened it by UPnP:" if network.upnp else "set peer.network.upnp=true, or"
     return (
         f"training works all the same, through relays (peer.network.reach={network.reach}); for direct connections: "
         f"{router} forward {which} to this machine in the router and open it in the firewall"
     )
-
-
-def _direct_port(network: NetworkConfig) -> int | str:
-    return beside(network.port) if network.bulk_port == "auto" else network.bulk_port
 
 
 def _announced(asked: list[View], network: NetworkConfig) -> Iterator[Finding]:

@@ -23,7 +23,10 @@ def fitting(config: Config, ranks: int = 1) -> int | None:
     """
     if config.peer.micro_batch is not None or config.run.batch_size % ranks:
         return config.peer.micro_batch  # training says what is wrong
-    _require_room_for_weights(config, ranks)
+    # counted in seconds; the estimate takes minutes for a model that is far too large
+    least = WEIGHT_AND_GRADIENT * parameters_of(config.run) // ranks
+    if lack := _shortage(config, memory.Memory(least, 0, {}, 0, 0), ranks):
+        raise lack
     rows = config.run.batch_size // ranks
     if not _lack(config, ranks, rows):
         return None
@@ -34,13 +37,6 @@ def fitting(config: Config, ranks: int = 1) -> int | None:
     if lack := _lack(config, ranks, 1):
         raise lack
     return 1  # there is more room than a moment ago
-
-
-def _require_room_for_weights(config: Config, ranks: int) -> None:
-    """The estimate takes minutes for a model that is far too large; its parameters are counted in seconds."""
-    least = WEIGHT_AND_GRADIENT * parameters_of(config.run) // ranks
-    if lack := _shortage(config, memory.Memory(least, 0, {}, 0, 0), ranks):
-        raise lack
 
 
 def _lack(config: Config, ranks: int, size: int) -> UserError | RunError | None:

@@ -67,7 +67,8 @@ class World:
         for replica in self._replicas:
             self._complete(replica)
         if self._options.method in (Method.NOLOCO, Method.AVERAGING):
-            self._merge_at_the_end()
+            for _, ended in groupby(sorted(self._replicas, key=lambda it: it.ended), key=lambda it: round(it.ended, 6)):
+                self._end_together(list(ended))
         self._sample(self._time)
 
     def _complete(self, replica: Replica) -> None:
@@ -76,12 +77,8 @@ class World:
         replica.judge()
         self._count_overlapped(replica)
 
-    def _merge_at_the_end(self) -> None:
-        """The swaps after the last inner step. Replicas that end at another time are not waited for."""
-        for _, ended in groupby(sorted(self._replicas, key=lambda it: it.ended), key=lambda it: round(it.ended, 6)):
-            self._end_together(list(ended))
-
     def _end_together(self, replicas: Sequence[Replica]) -> None:
+        """The swaps after the last inner step. Replicas that end at another time are not waited for."""
         for replica in replicas:
             replica.pairwise.end_run()
             replica.codec.end_run()
