@@ -104,8 +104,7 @@ def _add_export(export: argparse.ArgumentParser) -> None:
     export.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=wish)
     export.add_argument("--push", type=repository, metavar="OWNER/NAME", help="push the folder to the Hugging Face hub")
     export.add_argument("--public", action="store_true", help="make a new repository of the hub for all to see")
-    limited = "limit of the push, such as 20mbit"
-    export.add_argument("--max-upload", type=bitrate, metavar="RATE", help=limited)
+    export.add_argument("--max-upload", type=bitrate, metavar="RATE", help="limit of the push, such as 20mbit")
     export.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
     export.set_defaults(run=_export)
 

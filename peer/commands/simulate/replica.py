@@ -97,8 +97,7 @@ class Replica:
     def apply(self, mean: Tensor, partner: str = "") -> None:
         """The outer step. ``partner``: with which it was merged."""
         if partner:
-            correction = self.pairwise.merge(mean)
-            self.try_merge([(0, correction)], partner)
+            self.try_merge([(0, self.pairwise.merge(mean))], partner)
         else:
             self.state.outer.apply(mean)
 
