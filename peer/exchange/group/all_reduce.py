@@ -105,7 +105,7 @@ class _Reduction:
             await self._gathered.acquire()
         await clock.in_thread(self._sketch)
         for place, mean in enumerate(self._sketches):
-            self._streams.require(math.isfinite(mean.norm), place, "the mean from {} is not finite")
+            self._streams.require(math.isfinite(mean[0]), place, "the mean from {} is not finite")
         self._sketched.set()
         for _ in range(len(self._given) - 1):
             await self._told.acquire()

@@ -38,7 +38,7 @@ class Contradiction(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """The table of one member of n. Rows of sketches are fp64 ``[1 + PROJECTIONS]``.
+    """The table of one member of n. Rows are sketches.
 
     ``digests``: fp32 ``[n, HELD_WORDS]``. ``given``: n rows, and one of what was lost. ``sent``: n rows.
     """
@@ -60,8 +60,8 @@ def digest_table(digests: Sequence[bytes]) -> Tensor:
 
 def table(digests: Sequence[bytes], given: Sequence[Sketch], lost: Sketch, sent: Sequence[Sketch]) -> Tensor:
     """fp32, flat. The arguments: as in :class:`Shown`."""
-    rows = [sketch.row() for sketch in (*given, lost, *sent)]
-    return torch.cat([digest_table(digests), torch.from_numpy(np.concatenate(rows).astype(np.float32))])
+    rows = np.concatenate([*given, lost, *sent])
+    return torch.cat([digest_table(digests), torch.from_numpy(rows.astype(np.float32))])
 
 
 def empty_table(members: int) -> Tensor:
@@ -140,6 +140,6 @@ def _no_mean(given: np.ndarray, place: int, mean: Sketch, most_lost: float) -> s
     total = weights @ norms
     if max(lost[0], math.sqrt(np.square(lost[1:]).mean()) / LOOSE) > (most_lost / len(rows) + ROUNDING) * total:
         return "the mean from {0} is rounded by more than its bits explain"
-    if np.abs(weights @ projections - len(rows) * (mean.projections + lost[1:])).max() > ROUNDING * total:
+    if np.abs(weights @ projections - len(rows) * (mean[1:] + lost[1:])).max() > ROUNDING * total:
         return "the mean from {0} is not the mean of what it shows"
     return ""

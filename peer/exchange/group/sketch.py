@@ -16,7 +16,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,19 +30,8 @@ ROUNDING = 1e-4  # of the norms: fp32 sums were off by at most 6e-7 (8 members, 
 WIDTH = 4093  # of a matrix of elements; a prime, so that no weight matrix is one of its rows
 HEIGHT = 256  # rows that are read at once: whole blocks of a codec
 
-
-class Sketch(NamedTuple):
-    """``norm``: ‖x‖; ``projections``: fp64 ``[PROJECTIONS]``."""
-
-    norm: float
-    projections: np.ndarray
-
-    def row(self) -> np.ndarray:
-        """Norm and projections, fp64 ``[1 + PROJECTIONS]``."""
-        return np.concatenate([[self.norm], self.projections])
-
-
-NOTHING_LOST = Sketch(0.0, np.zeros(PROJECTIONS))  # of zeros
+Sketch = np.ndarray  # ‖x‖ and the projections: fp64 ``[1 + PROJECTIONS]``
+NOTHING_LOST: Sketch = np.zeros(1 + PROJECTIONS)  # of zeros
 
 
 class Sketches:
@@ -70,7 +58,7 @@ class Sketches:
             squares += norm(part) ** 2
             matrix.copy_(room.view(height, width))
             projections += ((matrix[: len(down)] @ self._across) * down).sum(0)
-        return Sketch(math.sqrt(squares), projections.numpy())
+        return np.concatenate([[math.sqrt(squares)], projections.numpy()])
 
 
 def factors(norms: Sequence[float]) -> list[float]:

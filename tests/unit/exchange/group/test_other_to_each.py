@@ -54,7 +54,7 @@ def fitting(work: _Reduction, receiver: int) -> torch.Tensor:
     blamed = next(it for it in range(len(rows) - 1) if it not in (work._me, receiver))
     weights = np.array(factors(rows[:-1, 0].tolist()))
     contributions, lost = rows[:-1, 1:].double().numpy(), rows[-1, 1:].double().numpy()
-    needed = len(weights) * (work._sketches[work._me].projections + lost) - weights @ contributions
+    needed = len(weights) * (work._sketches[work._me][1:] + lost) - weights @ contributions
     rows[blamed, 1:] += torch.from_numpy(needed / weights[blamed]).float()
     start = len(table) - (2 * len(weights) + 1) * rows.shape[1]
     table[start : start + rows.numel()] = rows.flatten()
