@@ -56,8 +56,19 @@ async def until_decided(coming: Mapping[int, asyncio.Future[MemberReport]], more
 
 
 def decided(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVerdict:
-    """The leader's verdict. ``reports``: by place, of all members unless one has failed."""
-    return _compare(reports, assembly) if all(map(succeeded, reports.values())) else _blame(reports, assembly)
+    """The leader's verdict. ``reports``: by place, of all members unless one has failed.
+
+    All use the result if they have the same digest. Otherwise the culprit is a member with the rarest one. That is not
+    certain: another member may have sent it another mean.
+    """
+    if not all(map(succeeded, reports.values())):
+        return _blame(reports, assembly)
+    held = Counter(report.digest for report in reports.values())
+    if len(held) == 1:
+        return GroupVerdict(commit=True)
+    culprit = min(reports, key=lambda place: (held[reports[place].digest], place == assembly.me))
+    detail = f"the result of {assembly.seats[culprit].name} differs from the others'"
+    return nobody(Outcome.CORRUPT, detail, culprit, certain=False)
 
 
 def believed(verdict: GroupVerdict, seen: MemberReport | None) -> GroupVerdict:
@@ -79,22 +90,9 @@ def nobody(outcome: Outcome, detail: str, *culprits: int, certain: bool = True) 
     return GroupVerdict(commit=False, culprits=culprits, certain=certain, outcome=outcome, detail=detail[:200])
 
 
-def _compare(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVerdict:
-    """Use the result if all members have the same digest. Otherwise the culprit is a member with the rarest digest.
-    That is not certain: another member may have sent it another mean.
-    """
-    held = Counter(report.digest for report in reports.values())
-    if len(held) == 1:
-        return GroupVerdict(commit=True)
-    culprit = min(reports, key=lambda place: (held[reports[place].digest], place == assembly.me))
-    detail = f"the result of {assembly.seats[culprit].name} differs from the others'"
-    return nobody(Outcome.CORRUPT, detail, culprit, certain=False)
-
-
 def _blame(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVerdict:
-    """The culprit is the member that is named by most of those that report a failure. It is certain when this peer has
-    seen it fail, or when two members name it and nobody else. If one member alone accuses it, that one may lie, so it
-    is a suspect too.
+    """A member reports a failure. It is certain who made it fail when this peer has seen that, or when two members name
+    one and nobody else.
     """
     failed = {place: report for place, report in reports.items() if not succeeded(report)}
     named: dict[int, list[int]] = {}  # by the culprit's place: who says so
