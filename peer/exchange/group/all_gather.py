@@ -76,15 +76,11 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
         await clock.in_thread(self._average, [by_place[place] for place in sorted(by_place)])
 
     def _average(self, group: Sequence[SparseContribution]) -> None:
-        mean_of_senders(
-            [_scaled(*each) for each in zip(group, factors([*map(_norm, group)]), strict=True)], self._buffer
-        )
+        weights = factors([_norm(it) for it in group])
+        scaled = [replace(it, values=it.values * weight) for it, weight in zip(group, weights, strict=True)]
+        mean_of_senders(scaled, self._buffer)
 
 
 def _norm(contribution: SparseContribution) -> float:
     """Rounded: all members must find the same one, on whatever machine."""
     return float(f"{float(torch.linalg.vector_norm(contribution.values, dtype=torch.float64)):.6g}")
-
-
-def _scaled(contribution: SparseContribution, factor: float) -> SparseContribution:
-    return replace(contribution, values=contribution.values * factor)
