@@ -128,8 +128,7 @@ class GroupProtocol(ABC, Generic[Each]):
         try:
             return MemberReport(digest=await in_time(unless_away(work(), self.away), streams.left, limit))
         except GroupFailure as failure:
-            said, detail = failure, failure.detail[:200]
-            return MemberReport(culprit=said.culprit, other=said.other, outcome=said.outcome, detail=detail)
+            return failure.report
         except Leaving as error:
             return MemberReport(culprit=streams.assembly.me, outcome=Outcome.TIMEOUT, detail=str(error))
         except TimeoutError as error:

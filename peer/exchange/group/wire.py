@@ -58,4 +58,4 @@ class GroupFailure(Exception):
 
     def __init__(self, culprit: int, outcome: Outcome, detail: str, other: int | None = None) -> None:
         super().__init__(detail)
-        self.culprit, self.outcome, self.detail, self.other = culprit, outcome, detail, other
+        self.report = MemberReport(culprit=culprit, other=other, outcome=outcome, detail=detail[:200])
