@@ -131,7 +131,7 @@ class FlowControlledStream:
             await self._stream.read_into(piece, timeout)
             filled += len(piece)
             self._left -= len(piece)
-            self.arrived(len(piece))
+            self._arrived(len(piece))
 
     # -- frames
 
@@ -188,33 +188,23 @@ class FlowControlledStream:
                 return
             await self._frame(FrameKind.ALIVE)
 
-    # -- where parts have connections of their own
-
-    async def begin(self) -> None:
-        """The parts of our next payload are there."""
-        await self._frame(FrameKind.BEGUN)
-
-    async def begins(self) -> None:
-        """Until the parts of the other side's next payload are there."""
-        await self._until(lambda: self.came < self._begun)
-
-    def arrived(self, size: int) -> None:
-        """So many bytes of it have come."""
+    def _arrived(self, size: int) -> None:
+        """So many bytes of the other side's next payload have come."""
         self.left, self.coming = self.left - size, True
 
 
 class _Apart:
-    """The connections for the parts of a stream's payloads."""
+    """The connections for the parts of a stream's payloads. Its frames say when the parts of each are there."""
 
     def __init__(self, flow: FlowControlledStream, connections: PartConnections) -> None:
         self._flow, self._connections = flow, connections
 
     async def send(self, data: AsyncIterator[bytes], stall: float) -> None:
-        await self._flow.begin()
+        await self._flow._frame(FrameKind.BEGUN)
         await self._connections.send(data, stall)
 
     async def receive(self, rooms: Iterable[memoryview], stall: float) -> AsyncIterator[tuple[int, memoryview, bytes]]:
-        await self._flow.begins()
+        await self._flow._until(lambda: self._flow.came < self._flow._begun)
         async for number, room, digest in self._connections.receive(rooms, stall):
-            self._flow.arrived(len(room))
+            self._flow._arrived(len(room))
             yield number, room, digest
