@@ -63,7 +63,7 @@ class Guard:
         self._change = 0.0  # ‖βΔ‖ of this peer in its last swap with inner steps before it
         # by partner: ‖βΔ‖ of this peer then, and each part's distance in units of it
         self._partners = Newest[tuple[float, dict[int, float]]](RECENT_PARTNERS)
-        self._known: deque[str] = deque(maxlen=KNOWN_PARTNERS)  # partners whose last contribution was accepted
+        self._known = Newest[bool](KNOWN_PARTNERS)  # partners whose last contribution was accepted
         # partner and digest of each payload that was merged; two newcomers with one donor may send the same
         self.merged: deque[tuple[str, bytes]] = deque(maxlen=REMEMBERED)
 
@@ -84,8 +84,7 @@ class Guard:
 
     def learn(self, judgement: Judgement) -> None:
         """A contribution has been judged, in part or whole, whatever the verdict."""
-        if judgement.partner in self._known:
-            self._known.remove(judgement.partner)
+        self._known.pop(judgement.partner, None)
         if not judgement.change:  # before the first inner step, or after the last one: there is no unit
             return
         _, before = self._partners.pop(judgement.partner, (0.0, {}))
@@ -98,7 +97,7 @@ class Guard:
 
     def remember(self, partner: str, digest: bytes) -> None:
         """A payload of ``partner`` was merged, after :meth:`learn`."""
-        self._known.append(partner)
+        self._known[partner] = True
         self.merged.append((partner, digest))
 
 
