@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from peer import clock
 from peer.hub.beside import Pusher
@@ -26,29 +26,25 @@ class Saving:
     round: int
 
 
+@dataclass
 class Saver:
     """Saves a peer's state, one checkpoint at a time. ``pusher`` pushes those that are due."""
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        state: PeerState,
-        reporter: Reporter,
-        timer: ActivityTimer,
-        pusher: Pusher | None = None,
-    ) -> None:
-        self.checkpoints, self._state = checkpoints, state
-        self._reporter, self._timer, self._pusher = reporter, timer, pusher
-        self._saving: Saving | None = None
+    checkpoints: Checkpoints
+    state: PeerState
+    reporter: Reporter
+    timer: ActivityTimer
+    pusher: Pusher | None = None
+    _saving: Saving | None = field(default=None, init=False)
 
     def begin(self) -> None:
         """Write a checkpoint. While it gets on the disk, which may take half a minute, the training goes on."""
         self.end()
         if self._saving is not None:  # the disk still writes the last one
             return
-        step, round = self._state.inner.step, self._state.counters.round
-        with self._timer("checkpoint"):
-            written = self.checkpoints.write(step, self._state.scalars(), self._state.tensors())
+        step, round = self.state.inner.step, self.state.counters.round
+        with self.timer("checkpoint"):
+            written = self.checkpoints.write(step, self.state.scalars(), self.state.tensors())
         worker = clock.worker("checkpoint")
         self._saving = Saving(worker.submit(self.checkpoints.publish, written), step, round)
         worker.shutdown(wait=False)
@@ -60,7 +56,7 @@ class Saver:
         saving, self._saving = self._saving, None
         if saving is None:
             return False
-        with self._timer("checkpoint", queued=True):  # the disk's work alone; after an error the accelerator may hang
+        with self.timer("checkpoint", queued=True):  # the disk's work alone; after an error the accelerator may hang
             try:
                 saved = clock.result(saving.published, DISK_SECONDS)
             except TimeoutError:
@@ -68,28 +64,28 @@ class Saver:
                 self._saving = saving
                 return False
         if saved:
-            self._reporter.saved()
-            if self._pusher is not None:
-                self._pusher.saved(self.checkpoints.path(saving.step), saving.round)
+            self.reporter.saved()
+            if self.pusher is not None:
+                self.pusher.saved(self.checkpoints.path(saving.step), saving.round)
         return saved
 
     def look(self) -> None:
         """At a boundary: notice a checkpoint that is on the disk, or could not be, and a push that has ended."""
         if self._saving is not None and self._saving.published.done() and not self.end():
             log.warning("training continues without this checkpoint")
-        if self._pusher is not None:
-            self._pusher.look()
+        if self.pusher is not None:
+            self.pusher.look()
 
     def save(self) -> bool:
         """Write a checkpoint of this state and wait; returns whether it is on the disk."""
         self.begin()
         saving = self._saving
-        if saving is None or (saving.step, saving.round) != (self._state.inner.step, self._state.counters.round):
+        if saving is None or (saving.step, saving.round) != (self.state.inner.step, self.state.counters.round):
             self.end()  # the disk still writes an older one
             return False
         return self.end()
 
     def push_last(self) -> None:
         """The run is done: its last checkpoint is pushed as the peer ends."""
-        if self._pusher is not None:
-            self._pusher.finish_with(self.checkpoints.path(self._state.inner.step))
+        if self.pusher is not None:
+            self.pusher.finish_with(self.checkpoints.path(self.state.inner.step))
