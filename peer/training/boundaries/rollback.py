@@ -195,17 +195,15 @@ class Rollback:
             self._amend(trial, 1.0)
         if self._at_rest:
             self._known = merged if stays else without
-        return "" if stays else _words(fmean(merged), fmean(without))
+        if stays:
+            return ""
+        return f"the loss was {fmean(merged):.4g} with this partner's weights and {fmean(without):.4g} without them"
 
     def _amend(self, trial: Trial, sign: float) -> None:
         assert isinstance(self._state.outer, NoLoCo)
         for start, correction in trial.corrections:
             for low, high in parts(correction.numel()):
                 self._state.outer.amend(start + low, correction[low:high].float() * sign)
-
-
-def _words(loss: float, without: float) -> str:
-    return f"the loss was {loss:.4g} with this partner's weights and {without:.4g} without them"
 
 
 def _counts(trial: Trial, loss: float) -> bool:
