@@ -146,7 +146,7 @@ class OuterLoop:
         self._state.counters.add(1, tokens)
         self._account.add(tokens, loss)
         self._progress.tick()
-        if self._length.remaining() <= 0 or self._length.time_up:
+        if self._length.remaining() <= 0 or self._progress.time_up:
             self._cross()
         else:
             self._boundary.between_steps()

@@ -92,7 +92,7 @@ class Trainer:
                 self._failed = error
                 return
             yield batch
-            if self.phase_length.time_up:
+            if self.context.progress.time_up:
                 return
 
     def _data(self) -> Iterator[Tensor]:
@@ -107,7 +107,7 @@ class Trainer:
         the phase.
         """
         self.counters.add(inner.steps, inner.tokens)
-        if self.phase_length.time_up and not self.context.away:
+        if self.context.progress.time_up and not self.context.away:
             self.boundary.cut()
         self.member.reporter.inner(inner)
         if broken := inner.broken:

@@ -150,11 +150,6 @@ class PhaseLength:
         """Inner steps to the end of the run; 0 or less when it is over."""
         return self._total - self._state.inner.step
 
-    @property
-    def time_up(self) -> bool:
-        """The phase's time is over, whatever number of steps was made."""
-        return self._progress.time_up
-
     def cut(self) -> None:
         """End the phase now: the swarm's step counts as if all steps had been made."""
         left = self.remaining()

@@ -40,7 +40,7 @@ def watched_loop(step: int = 5, total: int = 100) -> tuple[OuterLoop, Any]:
     watched._state.outer.slow.spans = ()
     reporter = watched._member.reporter
     reporter.count, reporter.recent, reporter.last = 0, (), None
-    watched._length.remaining.return_value, watched._length.time_up = 5, False
+    watched._length.remaining.return_value = 5
     watched._member.phase_length, watched._member.make_boundary.return_value = watched._length, watched._boundary
     resources = Mock(timer=ActivityTimer(Metrics()), context=LoopContext())
     resources.folder.path = Path()
@@ -168,7 +168,7 @@ def test_the_swap_is_continued_once_a_step(remaining: int, time_up: bool, monkey
     monkeypatch.setattr("peer.api.loop.require_finite", lambda *_: None)
     monkeypatch.setattr("peer.api.loop.require_same", lambda *_: None)
     outer, watched = watched_loop()
-    watched._length.remaining.return_value, watched._length.time_up = remaining, time_up
+    watched._length.remaining.return_value, outer._progress = remaining, Mock(time_up=time_up)
     outer.step(7)
     called = [call[0] for call in watched.mock_calls if call[0].startswith("_boundary.")]
     ends = ["_boundary.cut", "_boundary.cross"] if time_up or not remaining else []

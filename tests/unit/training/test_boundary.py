@@ -479,15 +479,16 @@ def test_the_last_phases_are_not_shorter_than_a_swap_by_what_was_known_when_they
 def test_the_rest_of_a_phase_has_the_rest_of_its_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """``run.inner_time``; a resumed peer goes on with the phase that it had begun."""
     run = load(DEMO, [*TINY, f"run.inner_steps={H}", "run.inner_time=10"]).run
-    length, now = PhaseLength(run, TOTAL, scene.state, scene.resources.context.progress), 100.0
+    progress, now = scene.resources.context.progress, 100.0
+    length = PhaseLength(run, TOTAL, scene.state, progress)
     monkeypatch.setattr(clock, "monotonic", lambda: now)
     for done, seconds in ((0, 10.0), (2, 6.0)):
         scene.state.counters.phase_steps_done, began = done, now
         assert length.begin() == H - done
         now = began + seconds - 0.1
-        assert not length.time_up
+        assert not progress.time_up
         now = began + seconds
-        assert length.time_up
+        assert progress.time_up
 
 
 def test_a_running_swap_is_waited_for_only_after_the_last_inner_step_of_the_run(scene: Scene) -> None:

@@ -29,7 +29,7 @@ def trainer_of(state: Any, *, steps: int = 40, saver: Any = None, validation: An
     """A trainer whose member has a network that never fails."""
     member = MagicMock()
     member.resources.context, member.presence.failure = LoopContext(), ""
-    member.phase_length.time_up = member.join_late.return_value = False
+    member.join_late.return_value = False
     return Trainer(Config(run=RunConfig(steps=steps)), member, state, saver or Mock(), validation or Mock())
 
 
@@ -91,7 +91,8 @@ def test_a_phase_whose_time_is_up_ends_unless_its_peer_is_asked_to_stop(away: bo
     """A resumed peer makes the rest of it."""
     state = parts.peer_state()
     trainer = trainer_of(state)
-    trainer.phase_length.time_up, trainer.context.stop.requested = True, away
+    trainer.context.progress.begin(1, 1, limit=0.0)
+    trainer.context.stop.requested = away
     trainer.account(state.inner.run(state.stream.take(1)))
     assert trainer.boundary.cut.called != away
 
