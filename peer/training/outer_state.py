@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo, PartOpening
-from peer.rounds.contribution import host_vector, parts
+from peer.rounds.contribution import as_bytes, host_vector, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, State
 from peer.rounds.types import Grouping
 
@@ -130,9 +130,8 @@ class OuterState(ABC):
             return
         assert isinstance(self.outer, NoLoCo), "only its swaps overlap"
         left = [(max(start, first), stop) for start, stop in parts(numel) if stop > first]
-        opening, opened = PartOpening(self.outer, left), 0
-        while opened < len(left):
-            opened += sum(1 for _ in opening.open(range(len(left)), self.inner.step, wait=True))
+        for _ in PartOpening(self.outer, left).open(range(len(left)), self.inner.step, wait=True):
+            pass
         self.counters.unopened = None
 
     def begin_phase(self) -> None:
@@ -197,11 +196,7 @@ class OuterState(ABC):
 
     def _fingerprint(self) -> str:
         """A digest of φ."""
-        digest = xxhash.xxh3_128()
-        phi = self.outer.slow.phi
-        for start, stop in parts(phi.numel()):
-            digest.update(phi[start:stop].numpy().data)
-        return digest.hexdigest()
+        return xxhash.xxh3_128_hexdigest(as_bytes(self.outer.slow.phi))
 
     def _take_over(self, state: State) -> None:
         self.take_outer({**self.saved_vectors(), **dict(zip(self.named_vectors(), state.vectors, strict=True))})
