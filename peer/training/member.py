@@ -87,14 +87,14 @@ class Membership:
         has its batch would begin alone when its patience ends.
         """
         own, presence, counters = self.resources.own, self.presence, self.state.counters
-        reached = self.reporter.last_row()
+        reached, timeout = self.reporter.last_row(), own.network.join_timeout
         together = own.start_with > 1
         with self.resources.timer("join"):
             if resume is not None:
                 resume()
             if not together:
                 await_data()
-            self._catch_up(reached=reached, same_seed=resume is not None)
+            catch_up(self.state, presence, timeout, reached=reached, same_seed=resume is not None)
             if resume is not None:
                 self.reporter.rewind(counters.round, self.state.inner.step)
             presence.enter(self.state.snapshot, counters.round, waits=together)
@@ -103,7 +103,8 @@ class Membership:
                 latest = presence.start_barrier.await_others(own.start_with, own.start_patience)
                 if await_data():
                     latest = None  # who was faster has trained meanwhile
-                self._catch_up(reached=reached, latest=latest)  # all resumed from their own checkpoints: one is newest
+                # all have resumed from their own checkpoints: one of these is the newest
+                catch_up(self.state, presence, timeout, reached=reached, latest=latest)
         ready = fields(
             config=self.node.member.config,
             method=self.resources.run.outer.name,
@@ -120,7 +121,7 @@ class Membership:
         from a newer one of a member.
         """
         with self.resources.timer("join"):
-            self._catch_up(restored=restored)
+            catch_up(self.state, self.presence, self.resources.own.network.join_timeout, restored=restored)
             self.reporter.rewind(self.state.counters.round, self.state.inner.step)
 
     def join_late(self, validation: Validation | None = None) -> bool:
@@ -129,12 +130,6 @@ class Membership:
         if replaced:
             self.resources.metrics["weights_taken_total"].inc()
         return replaced
-
-    def _catch_up(
-        self, *, same_seed: bool = True, restored: bool = True, reached: int = 0, latest: int | None = None
-    ) -> None:
-        state, presence, timeout = self.state, self.presence, self.resources.own.network.join_timeout
-        catch_up(state, presence, timeout, same_seed=same_seed, restored=restored, reached=reached, latest=latest)
 
     def make_boundary(self, validation: Validation | None = None) -> Boundary:
         """The end of this peer's rounds; call it once, after :meth:`join`. ``validation``: checks what others gave."""

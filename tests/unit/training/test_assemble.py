@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import MagicMock, Mock
+from unittest.mock import MagicMock, Mock, patch
 
 import pytest
 from torch import Tensor
@@ -155,15 +155,15 @@ class Joining:
         self.state.inner.step = step
         member = MagicMock()
         member.resources.own.start_with = start_with
-        member._catch_up.side_effect = lambda *, latest=None, **_: self.note("a state", latest)
         member.presence.start_barrier.await_others.side_effect = self.await_others
         own = PeerConfig(name="a", checkpoint=CheckpointConfig(resume=False))
         config = Config(run=RunConfig(dir=folder, steps=100), peer=own)
-        Membership.join(
-            member,
-            lambda: assemble._resume(config, self.state, Mock()),
-            lambda: assemble._await_data(config, self.state),
-        )
+        with patch("peer.training.member.catch_up", lambda *_, latest=None, **__: self.note("a state", latest)):
+            Membership.join(
+                member,
+                lambda: assemble._resume(config, self.state, Mock()),
+                lambda: assemble._await_data(config, self.state),
+            )
 
     def note(self, what: str, latest: int | None = None) -> None:
         self.asked.append((round(clock.monotonic() - self.began), what, latest))
