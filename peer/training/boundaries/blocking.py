@@ -19,8 +19,6 @@ log = get_logger("boundary")
 
 @dataclass
 class Blocking(Boundary):
-    """Waits until the exchange has ended."""
-
     exchange: Exchange
 
     def __post_init__(self) -> None:
@@ -82,7 +80,7 @@ class Blocking(Boundary):
 
     def abandon(self) -> None:
         super().abandon()
-        self.group_weights.forget_unheard()
+        self.group_weights.unheard = None  # the state that comes does not have the change whose verdict was lost
 
     def finish(self) -> None:
         """As in pairs; and a peer that has lost the last round takes what the group has: no boundary follows."""

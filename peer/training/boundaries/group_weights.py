@@ -57,7 +57,7 @@ class GroupWeights:
     context: LoopContext
     cut: Callable[[], None]
     validation: Validation | None = None
-    _unheard: Unheard | None = field(default=None, init=False)
+    unheard: Unheard | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.outer, self.counters = self.state.outer, self.state.counters
@@ -70,7 +70,7 @@ class GroupWeights:
         if objection := self._objection(state, donor.name):
             self.presence.refuse_state(donor)
             return Group(self.counters.round, lost=objection)
-        counted, self._unheard = self._unheard, None
+        counted, self.unheard = self.unheard, None
         self.state.rebase(state, counted.own if counted and counted.lineage == state.lineage else None)
         self.cut()  # the donor may have begun its next inner phase, and the group meets at the end of it
         prepare()
@@ -85,13 +85,9 @@ class GroupWeights:
         """
         round, lineage = self.counters.round, self.counters.lineage
         if averaged.unheard and self.outer.equal_replicas:  # others take their own step then
-            self._unheard = Unheard(round, lineage.after(averaged.unheard, len(averaged.partners) + 1), averaged.mean)
-        elif not averaged.outcome.failed or (self._unheard and self._unheard.round != round):
-            self._unheard = None
-
-    def forget_unheard(self) -> None:
-        """The state that replaces this one does not have the change whose verdict was lost."""
-        self._unheard = None
+            self.unheard = Unheard(round, lineage.after(averaged.unheard, len(averaged.partners) + 1), averaged.mean)
+        elif not averaged.outcome.failed or (self.unheard and self.unheard.round != round):
+            self.unheard = None
 
     def take_last(self) -> None:
         """Take the weights of the last round from a member that has them. Others may repeat the round meanwhile: they

@@ -740,10 +740,10 @@ def test_a_lost_verdict_is_forgotten_when_its_change_is_used_or_no_longer_held(
     boundary = Blocking(*scene.parts(), Exchange())
     boundary.group_weights.note_unheard(Averaged(torch.zeros(1), Outcome.TIMEOUT, unheard="digest"))
     boundary.group_weights.note_unheard(Averaged(torch.zeros(1), Outcome.TIMEOUT))  # the same round is repeated
-    assert boundary.group_weights._unheard is not None
+    assert boundary.group_weights.unheard is not None
     scene.state.counters.round += rounds
     boundary.group_weights.note_unheard(Averaged(torch.zeros(1), outcome))
-    assert boundary.group_weights._unheard is None
+    assert boundary.group_weights.unheard is None
 
 
 def theta(state: PeerState) -> torch.Tensor:
