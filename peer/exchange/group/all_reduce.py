@@ -65,12 +65,7 @@ class _Reduction:
     """One round of one member. ``result``: takes the mean."""
 
     def __init__(
-        self,
-        own: Contribution,
-        result: Tensor,
-        streams: GroupStreams,
-        settings: ExchangeConfig,
-        kept: Tensor | None,
+        self, own: Contribution, result: Tensor, streams: GroupStreams, settings: ExchangeConfig, kept: Tensor | None
     ) -> None:
         self._streams = streams
         self._stall, self._ratio = settings.stall, settings.max_norm_ratio
