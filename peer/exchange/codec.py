@@ -57,9 +57,7 @@ class Codec(ABC):
         return False
 
     def learn(self, start: int, change: Tensor) -> None:  # noqa: B027
-        """``change``: the change of a part's elements by the inner steps since the last average. fp32. Before the part
-        is encoded.
-        """
+        """``change``: of a part's elements by the inner steps since the last average, fp32."""
 
     @property
     def expects(self) -> float:

@@ -13,10 +13,9 @@ distances in units of this peer's own ‖βΔ‖, because both become smaller wi
 step of a run there is no such unit, and the median is that of the distances themselves. A minority cannot move the
 median, and no partner counts as further than ``FURTHEST``: what hostile peers stir up is not taken for usual.
 
-A peer that was alone for long is far from all others. Its median soon says so, and it takes much of them, while they
-take a little of it at a time. Each side clips by what it has seen, so the two means of a pair may differ; NoLoCo does
-not need them to be equal. Each part is clipped by itself, because an overlapped swap uses the first parts before the
-last ones have come.
+Each side clips by what it has seen, so the two means of a pair may differ; NoLoCo does not need them to be equal. A
+peer that was alone for long so takes much of the others, while they take a little of it at a time. Each part is clipped
+by itself, because an overlapped swap uses the first parts before the last ones have come.
 
 Only three kinds of contributions are refused, with their :class:`Reason`: what is not finite; what was merged before;
 and what is far *and* has nothing in common with the peer's own, because a mean of two such models is a bad model
@@ -75,8 +74,7 @@ class Guard:
         """How far a partner may be in the part that begins at element ``start``.
 
         ``change``: this peer's own ‖βΔ‖ of it. A newcomer without inner steps has none, and has met nobody: it knows no
-        distance by which to judge, so it takes nothing at its first boundary. After the run's last inner step nobody
-        has a change, and partners are as far away as they were.
+        distance by which to judge, so it takes nothing at its first boundary.
         """
         met = self._partners.values()
         lengths = [change, *((self._change if change else then) * it.get(start, 0.0) for then, it in met)]

@@ -65,9 +65,8 @@ def _note(state: OuterState, presence: Presence, *, alone: bool, taken: bool) ->
 def join_late(
     state: OuterState, presence: Presence, timer: ActivityTimer, validation: Validation | None = None
 ) -> bool:
-    """At a boundary: take the :class:`Replacement` of this peer's weights, if it needs one; returns whether it did.
-
-    With ``validation`` only if these weights are good enough.
+    """At a boundary: take the :class:`Replacement` of this peer's weights, if it needs one; with ``validation`` only
+    one that is good enough. Returns whether it did.
     """
     state.counters.root = presence.origin.root  # a partner may have changed it
     own = state.counters.round

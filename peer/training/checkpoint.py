@@ -52,9 +52,7 @@ NEW_RUN_ADVICE = (
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint after its load: ``tensors`` by file (model, untrained, optimizer, outer), on the host. ``files``:
-    as in :func:`load`.
-    """
+    """A checkpoint that was read. ``tensors``: by file, on the host; ``files``: as in :func:`load`."""
 
     path: Path
     state: dict[str, Any]
@@ -103,9 +101,7 @@ class Checkpoints:
             return math.nan
 
     def write(self, step: int, state: Mapping[str, Any], tensors: Iterable[tuple[str, Tensors]]) -> Written | None:
-        """Write the files of one checkpoint, ``tensors`` by file; then these may change. An error of the disk is logged
-        and gives ``None``.
-        """
+        """Write a checkpoint's files; then ``tensors`` may change. A disk's error is logged and gives ``None``."""
         temporary, files = self._temporary(step), []
         try:
             self._put_back()
@@ -157,7 +153,6 @@ class Checkpoints:
         log.error("checkpoint of step %d not saved: %s: %s", step, self.folder, error)
 
     def path(self, step: int) -> Path:
-        """The folder of the checkpoint of a step."""
         return self.folder / f"step_{step:08d}"
 
     def all(self) -> list[Path]:

@@ -48,7 +48,6 @@ class Counters:
     root: str = ""  # random id of the fresh weights; equal in swarms that have met
 
     def add(self, steps: int, tokens: int) -> None:
-        """Inner steps were made."""
         self.tokens += tokens
         self.phase_tokens += tokens
         self.phase_steps_done += steps

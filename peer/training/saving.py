@@ -50,9 +50,7 @@ class Saver:
         worker.shutdown(wait=False)
 
     def end(self) -> bool:
-        """Wait until the checkpoint that was begun is on the disk, and push it if that is due; returns whether it is
-        there.
-        """
+        """Wait until the checkpoint is on the disk, and push it if that is due; returns whether it is there."""
         saving, self._saving = self._saving, None
         if saving is None:
             return False

@@ -47,7 +47,6 @@ class PeerState(OuterState):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint."""
         return saved_bytes(self.inner.model, len(self.saved_vectors()), self.inner.moment_count)
 
     @property
@@ -107,7 +106,6 @@ class PeerState(OuterState):
         return "" if as_written and goes_on(mine, theirs) else first_difference(mine, theirs)
 
     def restore(self, saved: Saved) -> None:
-        """Take over a checkpoint."""
         self.outer.slow.take(saved.tensors[WEIGHTS_PART])
         for name, value in untrained_tensors(self.inner.model).items():
             value.copy_(saved.tensors[UNTRAINED_PART][name])
@@ -129,7 +127,6 @@ class PeerState(OuterState):
         slow.take_moments(optimizer, moments)
 
     def forget(self) -> None:
-        """Reset the inner optimizer."""
         self.outer.slow.take_moments(self.inner.optimizer, {})
 
 

@@ -103,9 +103,7 @@ class Trainer:
             self._failed = error
 
     def account(self, inner: InnerReport) -> None:
-        """Count an inner phase. Raises :class:`RunError` before a broken model is sent to others, and what has ended
-        the phase.
-        """
+        """Count an inner phase. Raises what ended it, and :class:`RunError` before others get a broken model."""
         self.counters.add(inner.steps, inner.tokens)
         if self.context.progress.time_up and not self.context.away:
             self.boundary.cut()

@@ -9,11 +9,8 @@ Member i keeps eᵢ. Of its contribution sᵢ, with Q the rounding:
 In x̄ its own sᵢ is not rounded. t is the first of :data:`SHARES` with which x̄ − m is not so long that the group could
 take m for a false mean (sketch.py).
 
-eᵢ changes when the group uses the mean, and only then: after a round that has failed sᵢ and eᵢ are sent again, also by
-a member that takes the group's weights first. Lost are the eᵢ of a member that leaves, that misses the verdict of a
-round that the others have used, or that comes back and takes their weights: it may have sent the eᵢ of its checkpoint
-since. When members come or go slices move: there eᵢ counts once by a weight that is not its own. Each of these is at
-most the rounding of one round.
+eᵢ changes when the group uses the mean, and only then: after a round that has failed sᵢ and eᵢ are sent again. What is
+lost when members come, go or miss a verdict is at most the rounding of one round (peer/exchange/README.md).
 """
 
 from __future__ import annotations

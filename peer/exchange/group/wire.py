@@ -26,9 +26,7 @@ class Hello(Message):
 
 
 class MemberReport(Message):
-    """A member to the leader: the digest of its result, or the culprit of its failure. ``other``: it may have been this
-    member instead.
-    """
+    """A member to the leader: the digest of its result, or who made it fail: ``culprit``, or perhaps ``other``."""
 
     kind: Literal["report"] = "report"
     digest: Annotated[str, Field(max_length=64)] = ""
@@ -41,8 +39,7 @@ class MemberReport(Message):
 class GroupVerdict(Message):
     """The leader to all: use the result, because all have the same; or do not.
 
-    ``culprits``: who made it fail. Not ``certain``: one of these lies, or a line between two of
-    them is cut; nobody knows which.
+    ``culprits``: who made it fail. Not ``certain``: one of these lies, or a line between two of them is cut.
     """
 
     kind: Literal["verdict"] = "verdict"

@@ -1,10 +1,9 @@
 """What the training thread and the network thread hand over in an overlapped swap.
 
 The training thread *opens* a part: it takes the outer step with a group of one and puts its own contribution here. The
-network thread sends it, receives the partner's and puts the correction here. About twice as many parts are open at a
-time as land while one is on its way (:class:`OpeningPace`). So a part is late by a step or two, or by twice the latency
-of the line, and not by the transfer time of the whole tensor. That keeps an overlapped swap as good as a blocking one
-(peer/exchange/README.md). An open part takes twice its own memory, so at most an eighth of a large model is open.
+network thread sends it, receives the partner's and puts the correction here. :class:`OpeningPace` says how many parts
+are open. So a part is late by a step or two, or by twice the latency of the line, and not by the transfer time of the
+whole tensor, which would cost loss (peer/exchange/README.md). An open part takes twice its own memory.
 """
 
 from __future__ import annotations
@@ -46,11 +45,10 @@ class OpeningPace:
     """How many parts of one swap are opened at each inner step: twice as many are open as land while one is on its way,
     and never more than ``most``. So the line is full, and a part waits for about as long as it travels.
 
-    ``landing``: parts that land while one is on its way, for the next swap.
+    ``landing``: parts that land while one is on its way; ``usual``: the same of the last swap, or 0.
     """
 
     def __init__(self, most: int, usual: float = 0.0) -> None:
-        """``usual``: the last swap's ``landing``; 0 without one."""
         self.most, self.landing = most, usual
         self._steps: list[tuple[int, int]] = []  # parts that were opened and received before each inner step
         self._way = 0  # inner steps that a part is on its way, at least: with more open parts it waits; 0 if unknown

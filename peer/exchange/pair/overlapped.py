@@ -46,7 +46,6 @@ class OverlappedPairExchange(PairProtocol):
         return mailbox
 
     def close(self) -> None:
-        """No further swaps."""
         self._helper.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, mailbox: SwapMailbox, meet: Callable[[], Group]) -> None:
