@@ -154,23 +154,12 @@ class Membership:
             return PairExchange(network=node, numel=numel, codec=codec, settings=settings, guard=Guard(), away=away)
         incoming = IncomingStreams()
         node.call(node.serve_members(REDUCE_PROTOCOL, incoming.accept), OPEN_TIMEOUT)
-        if isinstance(outer, Decoupled):
-            return AllGatherExchange(
-                network=node,
-                incoming=incoming,
-                numel=outer.sends,
-                result=outer.coefficients,
-                settings=settings,
-                away=away,
+        if not isinstance(outer, Decoupled):
+            return AllReduceExchange(
+                network=node, incoming=incoming, numel=numel, settings=settings, away=away, kept=self.state.kept
             )
-        return AllReduceExchange(
-            network=node,
-            incoming=incoming,
-            numel=numel,
-            result=numel,
-            settings=settings,
-            away=away,
-            kept=self.state.kept,
+        return AllGatherExchange(
+            network=node, incoming=incoming, numel=outer.sends, result=outer.coefficients, settings=settings, away=away
         )
 
     def stay(self) -> None:

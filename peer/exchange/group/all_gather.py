@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,11 +23,17 @@ from peer.p2p.payload import fp32_parts, receive_fp32
 from peer.rounds.contribution import SparseContribution, Vector, host_vector, mean_of_senders
 
 
+@dataclass(eq=False, kw_only=True)
 class AllGatherExchange(GroupProtocol[SparseContribution]):
     """Each coefficient's mean over the members that sent it, zero elsewhere. What is unusually long is clipped.
 
-    ``numel``: how many coefficients a contribution has.
+    ``numel``: how many coefficients a contribution has; ``result``: the mean.
     """
+
+    result: int
+
+    def __post_init__(self) -> None:
+        self._buffer = host_vector(self.result)
 
     def _take_own(self, contribution: SparseContribution) -> None:
         mean_of_senders([contribution], self._buffer)

@@ -43,19 +43,18 @@ Decision = tuple[GroupVerdict, str]  # and the digest of this peer's result, unl
 class GroupProtocol(ABC, Generic[Each]):
     """:class:`peer.rounds.contribution.Exchange` for a group of everyone; ``Each``: the kind of contribution.
 
-    ``incoming.accept`` handles :data:`streams.REDUCE_PROTOCOL`. ``numel``: elements of a contribution; ``result``:
-    elements of the mean. ``away``: was this peer asked to stop or to pause?
+    ``incoming.accept`` handles :data:`streams.REDUCE_PROTOCOL`. ``numel``: elements of a contribution. ``away``: was
+    this peer asked to stop or to pause?
     """
 
     network: MemberNode
     incoming: IncomingStreams
     numel: int
-    result: int
     settings: ExchangeConfig
     away: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
-        self._buffer = host_vector(self.result)
+        self._buffer = host_vector(self.numel)
 
     def average(self, contribution: Each, group: Group) -> Averaged:
         if group.assembly is None:

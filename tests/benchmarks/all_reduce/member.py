@@ -59,7 +59,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
         presence.enter(lambda: State(0, 0, [vector]), 0)
         print(f"address {node.addresses[0]}", flush=True)
         settings = ExchangeConfig(codec="none", stall=STALL, max_norm_ratio=1e9)
-        exchange = AllReduceExchange(network=node, incoming=incoming, numel=numel, result=numel, settings=settings)
+        exchange = AllReduceExchange(network=node, incoming=incoming, numel=numel, settings=settings)
         progress.begin(1, 1)
         time.sleep(PHASE)  # the step by which others are told when the next boundary comes
         progress.tick()

@@ -86,9 +86,7 @@ class Averaging:
         peer.node.call(peer.node.serve_members(REDUCE_PROTOCOL, incoming.accept), 10)
         self.peer, self.vector = peer, torch.full((NUMEL,), value)
         settings = ExchangeConfig(codec="none", stall=2.0, max_norm_ratio=1e9)
-        self.exchange = AllReduceExchange(
-            network=peer.node, incoming=incoming, numel=NUMEL, result=NUMEL, settings=settings
-        )
+        self.exchange = AllReduceExchange(network=peer.node, incoming=incoming, numel=NUMEL, settings=settings)
         self.results: list[Averaged] = []
 
     def train(self) -> None:

@@ -87,7 +87,7 @@ def group_exchange(
     common: dict[str, Any] = {"network": Wires(me, members), "incoming": me.incoming, "settings": settings}
     if result:
         return AllGatherExchange(numel=numel, result=result, **common)
-    return AllReduceExchange(numel=numel, result=numel, kept=kept, **common)
+    return AllReduceExchange(numel=numel, kept=kept, **common)
 
 
 class Many:
