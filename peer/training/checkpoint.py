@@ -183,8 +183,7 @@ class Checkpoints:
             except (OSError, ValueError, KeyError) as error:
                 log.warning("checkpoint %s is damaged, trying an older one: %s", path, error)
                 continue
-            reason = usable(saved.state)
-            if reason:
+            if reason := usable(saved.state):
                 raise UserError(f"{path}: {reason}")
             return saved
         return None

@@ -80,7 +80,6 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """All steps are made."""
         return self.inner.step >= self.config.run.steps
 
     def batches(self) -> Iterator[Tensor]:

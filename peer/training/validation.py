@@ -40,8 +40,7 @@ class Validation:
     def losses(self) -> tuple[float, dict[str, float]]:
         """This replica's losses: on the validation set, and on the other sets by name."""
         with self.timer("eval"):
-            own = self.own_loss()
-            return own, {name: self.state.inner.evaluate(batches) for name, batches in self.others.items()}
+            return self.own_loss(), {name: self.state.inner.evaluate(batches) for name, batches in self.others.items()}
 
     def own_loss(self) -> float:
         """This replica's loss on the validation set."""

@@ -170,7 +170,6 @@ class GroupStreams:
         theirs = theirs or await stream.receive(Hello, self._stall)
         if (theirs.token, theirs.index) != (mine.token, place):
             raise BadMessage("it names another group")
-        refusal = wrong_size(theirs.header.codec, theirs.header.payload_bytes, self._numel)
-        if refusal:
+        if refusal := wrong_size(theirs.header.codec, theirs.header.payload_bytes, self._numel):
             raise GroupFailure(place, Outcome.REFUSED, f"{seat.name}: {refusal}")
         await agree(stream, mine.bulk, theirs.bulk)

@@ -140,10 +140,8 @@ class Overlapped(Boundary):
         if ended is None or self.counters.unopened is None:  # a member's state has replaced that of the phase
             return
         round, progress = self.counters.round - 1, self.context.progress  # cross() has counted it
-
         # None: no inner steps run meanwhile
         ended_phase_number = ended.number if progress.phase_number > ended.number else None
-
         step_seconds = progress.step_seconds
 
         def meet() -> Group:
