@@ -76,9 +76,7 @@ class Decoupled:
         return self._sent
 
     def apply(self, mean: Tensor) -> None:
-        """``mean``: each coefficient's mean over the peers that sent it, zero where none did. The residual is that of
-        the last :meth:`contribution`.
-        """
+        """``mean``: each coefficient's mean over the peers that sent it, zero where none did."""
         assert self._sent is not None, "contribution() comes first"
         eta, mu = self.settings.learning_rate, self.settings.momentum
         own = torch.zeros_like(mean)

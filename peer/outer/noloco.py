@@ -65,9 +65,7 @@ class NoLoCo:
         self.slow.write_fast()
 
     def merge(self, mean: Tensor) -> Tensor:
-        """As :meth:`apply`. Returns ``mean``, overwritten by the correction that :meth:`amend` would have got: the mean
-        less this peer's own s.
-        """
+        """As :meth:`apply`. Returns ``mean``, overwritten by the correction that :meth:`amend` would have got."""
         contribution, own = self.contribution(), scratch(self.slow.numel)
         with self.slow.changing:
             for start, stop in parts(self.slow.numel):

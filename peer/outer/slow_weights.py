@@ -229,9 +229,7 @@ def moments_of(span: Span, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class DenseContribution:
-    """βΔ + γφ = βθ + (γ − β)φ with Δ = θ − φ, computed part by part; its change by the inner steps is βΔ. With β 0 θ is
-    not read.
-    """
+    """βΔ + γφ = βθ + (γ − β)φ with Δ = θ − φ, part by part; its change by the inner steps is βΔ. β 0 reads no θ."""
 
     def __init__(self, slow: SlowWeights, beta: float, gamma: float) -> None:
         self._slow, self._beta, self._gamma = slow, beta, gamma

@@ -39,9 +39,7 @@ log = get_logger("membership")
 
 
 class Membership:
-    """One member, on a ``node`` that has joined (connect.py). ``total``: inner steps of the run, infinite when unknown;
-    ``tokens_per_step``: of an inner step.
-    """
+    """One member, on a ``node`` that has joined. ``total``: inner steps of the run, infinite when unknown."""
 
     def __init__(
         self,

@@ -101,9 +101,7 @@ class OuterState(ABC):
             )
 
     def cross_boundary(self, digest: str = "", members: int = 1) -> None:
-        """A round is complete. ``digest``: of the mean of all ``members`` of a group; peers with the same sequence of
-        digests have the same slow weights.
-        """
+        """A round is complete. ``digest``: of the mean of all ``members`` of a group."""
         if digest:
             before = self.counters.lineage
             after = before.after(digest, members)

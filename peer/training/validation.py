@@ -1,6 +1,4 @@
-"""Validation losses of one replica: for its reports, and to check the weights of a member (catch_up.py and
-boundaries/group_weights.py).
-"""
+"""Validation losses of one replica: for its reports, and to check the weights of a member."""
 
 from __future__ import annotations
 

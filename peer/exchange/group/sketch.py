@@ -62,10 +62,7 @@ class Sketches:
 
 
 def factors(norms: Sequence[float]) -> list[float]:
-    """By what each contribution is multiplied before it counts; see :data:`LONGEST_CONTRIBUTION`.
-
-    Two members cannot tell which of them is unusual.
-    """
+    """By what each contribution is multiplied before it counts. Two members cannot tell which of them is unusual."""
     reach = LONGEST_CONTRIBUTION * median(norms) if len(norms) > 2 else 0.0
     return [min(1.0, reach / norm) if reach and norm else 1.0 for norm in norms]
 

@@ -181,9 +181,7 @@ class Rollback:
             self.trial = None
 
     def _taken_back(self, trial: Trial, sample: Sample, bound: float) -> str:
-        """Takes the corrections back if the loss with them is more than ``bound`` times that without. Returns why, in
-        words, or ``""``.
-        """
+        """Take the corrections back if the loss with them is above ``bound`` times that without; returns why, if so."""
         merged = sample()
         if self._known is not None and not harmful(merged, self._known, bound):
             self._known = merged
@@ -215,9 +213,7 @@ def _counts(trial: Trial, loss: float) -> bool:
 
 
 def jumped(losses: Sequence[float], usual: float, spread: float) -> float | None:
-    """The mean of the last losses, as many as show a jump; ``None`` when none do. ``spread``: standard deviation of a
-    usual loss.
-    """
+    """Mean of the last losses, as many as show a jump, or ``None``. ``spread``: standard deviation of a usual loss."""
     total = 0.0
     for count, loss in enumerate(reversed(losses), 1):
         total += loss
