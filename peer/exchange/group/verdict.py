@@ -96,15 +96,13 @@ def _blame(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVerd
     """
     failed = {place: report for place, report in reports.items() if not succeeded(report)}
     named: dict[int, list[int]] = {}  # by the culprit's place: who says so
-    alone: dict[int, list[int]] = {}  # and names nobody else
     for place, report in failed.items():
         for culprit in _named(report):
             named.setdefault(culprit, []).append(place)
-            alone.setdefault(culprit, []).extend([place] if report.other is None else [])
     if not named:
         return nobody(Outcome.TIMEOUT, next(iter(failed.values())).detail)
     culprit = max(named, key=lambda place: (len(named[place]), assembly.me in named[place], -place))
-    witnesses = alone[culprit] or named[culprit]
+    witnesses = [place for place in named[culprit] if failed[place].other is None] or named[culprit]
     outcomes = Counter(failed[place].outcome for place in witnesses)
 
     def worth(place: int) -> tuple[bool, int, bool]:
