@@ -50,9 +50,8 @@ class NoLoCo:
 
     def contribution(self) -> DenseContribution:
         """sᵢ = β θᵢ + (γ − β) φᵢ; after :meth:`end_run` φᵢ, whose change is exactly 0."""
-        if self._run_ended:
-            return DenseContribution(self.slow, 0.0, 1.0)
-        return DenseContribution(self.slow, self.settings.beta, self.settings.gamma)
+        beta = 0.0 if self._run_ended else self.settings.beta
+        return DenseContribution(self.slow, beta, self.settings.gamma)
 
     def end_run(self) -> None:
         """No inner step follows: from now on each step is the plain mean of φ. δ keeps no momentum."""
