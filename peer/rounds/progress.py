@@ -120,9 +120,9 @@ class Progress:
         self._remaining -= 1
 
     @property
-    def phase_seconds(self) -> float | None:
-        """Expected seconds of an inner phase; ``None`` before the first step."""
-        return self.step_seconds * self._made(max(self._steps, 1), self._limit) if self.step_seconds else None
+    def phase_seconds(self) -> float:
+        """Expected seconds of an inner phase; 0 before the first step."""
+        return self.step_seconds * self._made(max(self._steps, 1), self._limit) if self.step_seconds else 0.0
 
     @property
     def time_up(self) -> bool:

@@ -15,11 +15,9 @@ CATCH_UP_LEAST = 60.0  # seconds that a group gives each member to take the grou
 LONGEST_REPEAT_PAUSE = 10.0  # seconds until who has lost the last round asks the next donor, while they may repeat it
 
 
-def swap_limit(stall: float, max_phases: float, phase_seconds: float | None) -> float:
-    """Seconds that a swap may take: ``max_phases`` inner phases of ``phase_seconds`` each.
-
-    At least a ``stall`` for each look, so that a pause of the machine is not taken for a slow line where phases are
-    short. ``phase_seconds``: ``None`` or 0 before the first inner step.
+def swap_limit(stall: float, max_phases: float, phase_seconds: float) -> float:
+    """Seconds that a swap may take: ``max_phases`` inner phases of ``phase_seconds`` each (0: unknown). At least a
+    ``stall`` for each look, so that a pause of the machine is not taken for a slow line where phases are short.
     """
     return max(CHECKS * stall, max_phases * (phase_seconds or UNSEEN_PHASE_SECONDS))
 
@@ -34,13 +32,12 @@ def copy_limit(size: int, least: float) -> float:
     return max(least, size / COPY_RATE)
 
 
-def catch_up_limit(phase_seconds: float | None) -> float:
+def catch_up_limit(phase_seconds: float) -> float:
     """Seconds that a group waits for a member that takes the group's state: those of an inner phase.
 
-    A state that takes longer is out of date when it has come. ``phase_seconds``: ``None`` or 0 before the first inner
-    step.
+    A state that takes longer is out of date when it has come.
     """
-    return max(CATCH_UP_LEAST, phase_seconds or 0.0)
+    return max(CATCH_UP_LEAST, phase_seconds)
 
 
 def answer_limit(stall: float, sent: int) -> float:

@@ -127,7 +127,7 @@ class Group:
     """The other peers that average in this round; no links means alone.
 
     ``tokens``: this peer's tokens since its last average, the weight of its contribution in a pair's swap.
-    ``phase_seconds``: of its inner phase, by which a pair's swap is measured.
+    ``phase_seconds``: of its inner phase, by which a pair's swap is measured; 0 if it is not known.
     ``step_seconds``: of its inner step, between which an overlapped swap opens parts; 0 when they all are there.
     ``lost``: why no group was formed although others are there.
     ``donor``: a member that gives the others' slow weights, when this peer's differ.
@@ -137,7 +137,7 @@ class Group:
     links: tuple[Link, ...] = ()
     assembly: Assembly | None = None
     tokens: int = 1
-    phase_seconds: float | None = None
+    phase_seconds: float = 0.0
     step_seconds: float = 0.0
     lost: str = ""
     donor: Seat | None = None

@@ -66,7 +66,7 @@ class BoundaryClock:
     def end_patience(self) -> float:
         """Seconds in all for which this peer waits for partners after its last inner step."""
         swap = self.progress.swap_seconds + self.progress.judge_seconds
-        return end_patience(swap, self.progress.phase_seconds or 0.0)
+        return end_patience(swap, self.progress.phase_seconds)
 
     def eta(self) -> float | None:
         """Seconds until the boundary of the next meeting; ``None`` when it is not known: see :meth:`Progress.eta`.
@@ -77,7 +77,7 @@ class BoundaryClock:
         if self.here or (self.run_ended and not self.progress.swapping):
             return 0.0
         between = self.between and not self.progress.suspended
-        return self.progress.phase_seconds if between else self.progress.eta()
+        return self.progress.phase_seconds or None if between else self.progress.eta()
 
 
 class OwnCounters(Protocol):

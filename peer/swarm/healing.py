@@ -120,7 +120,7 @@ class Origin:
         """Most of the others are not ahead of it. Before that, whom it meets may have slept too."""
         self._slept = False
 
-    def bounds(self, round: int, step: int, inner_steps: int, phase_seconds: float | None) -> PositionBounds:
+    def bounds(self, round: int, step: int, inner_steps: int, phase_seconds: float) -> PositionBounds:
         """Where this peer, now at ``round`` and ``step``, can be put by others: not back, and not beyond what they can
         have done since it began, at :data:`PACE_RATIO` times its pace. Who has met nobody yet believes them, as a
         newcomer does.
@@ -138,7 +138,7 @@ class Origin:
             self._merged_at[peer_id] = round, step
 
     def group_bounds(
-        self, others: Sequence[MemberRecord], usual: float, inner_steps: int, phase_seconds: float | None
+        self, others: Sequence[MemberRecord], usual: float, inner_steps: int, phase_seconds: float
     ) -> PositionBounds:
         """Where its group can be: not behind the position of their last merge, or, as after a split, of most of the
         ``others`` that it has merged with, if these are behind it; its step not beyond what :meth:`bounds` says, or the

@@ -184,7 +184,7 @@ class Presence:
         self.matchmaking.ended(self._group, averaged)
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
         if merged:  # all members of the group have done what they had to
-            phase_seconds = self._context.boundary.progress.phase_seconds or 0.0
+            phase_seconds = self._context.boundary.progress.phase_seconds
             for link in self._group.links:
                 self._node.proven.add(link.peer_id)
                 self._context.backoff.forgive(link.peer_id)  # its group's leader has let it in

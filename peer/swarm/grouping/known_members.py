@@ -121,12 +121,12 @@ class KnownMembers:
 
     def avoid(self, peer_id: str) -> None:
         """Leave a member out for a while, or until it calls."""
-        seconds = max(MEMBER_BACKOFF, UNREACHED_PHASES * (self._progress.phase_seconds or 0.0))
+        seconds = max(MEMBER_BACKOFF, UNREACHED_PHASES * self._progress.phase_seconds)
         self._leave_out(peer_id, seconds, offence=False, refused=False)
 
     @property
     def _backoff_seconds(self) -> float:
-        return max(MEMBER_BACKOFF, BACKOFF_PHASES * (self._progress.phase_seconds or 0.0))
+        return max(MEMBER_BACKOFF, BACKOFF_PHASES * self._progress.phase_seconds)
 
     def _leave_out(self, peer_id: str, seconds: float, *, offence: bool, refused: bool) -> None:
         self._backoff.note(peer_id, seconds, offence=offence, refused=refused)
@@ -138,7 +138,7 @@ class KnownMembers:
         an id costs nothing. So does this peer, if it leads: the others give up a new leader that waits longer.
         """
         phase_seconds, own = self._progress.phase_seconds, peer_id == self._node.peer_id
-        if phase_seconds is None or (self.leadership.established if own else peer_id in self._node.proven):
+        if not phase_seconds or (self.leadership.established if own else peer_id in self._node.proven):
             return self._patience
         return min(self._patience, NEW_PHASES * phase_seconds + NEW_SLACK)
 

@@ -125,7 +125,7 @@ class GroupLeader:
         and once as long as catching up may take, as each member expects.
         """
         me, own = self._known.own_seat(), self._context.counters.lineage
-        phase_seconds = self._context.boundary.progress.phase_seconds or 0.0
+        phase_seconds = self._context.boundary.progress.phase_seconds
         self._gathering, catch_up = True, catch_up_limit(phase_seconds)
         until = min(until, clock.monotonic() + self._known.patience(me.peer_id) + catch_up)
         while True:

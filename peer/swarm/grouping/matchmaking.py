@@ -106,7 +106,7 @@ class GroupMatchmaking(Matchmaking):
             self._round = self._context.counters.round - self._ahead + 1  # from now on members join for the next round
             self._leader.round_began()
         for seat in found.assembly.seats if found.assembly else ():
-            self._known.learn(seat, LIFETIME + KNOWN_PHASES * (self._boundary.progress.phase_seconds or 0.0))
+            self._known.learn(seat, LIFETIME + KNOWN_PHASES * self._boundary.progress.phase_seconds)
         return found
 
     async def _found(self, until: float) -> Group:

@@ -153,7 +153,7 @@ class Agreement:
         """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it."""
         if self.meeting is None:
             return
-        if self.meeting.own_wait() < (self._boundary.progress.phase_seconds or 0.0) / 2:
+        if self.meeting.own_wait() < self._boundary.progress.phase_seconds / 2:
             await self.call_off("our last swap has not ended")
 
     async def call_off(self, reason: str) -> None:

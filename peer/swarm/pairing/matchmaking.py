@@ -63,7 +63,7 @@ class PairMatchmaking(Matchmaking):
     def group_for(self, round: int, ended_phase_number: int | None = None) -> Group:
         """The partner that is at this boundary too, or none. Never waits longer than announced."""
         self._agreement.round = round
-        phase_seconds = self._boundary.progress.phase_seconds or 0.0
+        phase_seconds = self._boundary.progress.phase_seconds
         linger = 0.0 if ended_phase_number is None else LINGER_PHASES * phase_seconds
         if self._boundary.run_ended:
             linger = self._patience

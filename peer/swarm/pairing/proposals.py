@@ -169,7 +169,7 @@ class Proposals:
         proposal = Propose(
             name=self._node.member.name,
             eta=self._boundary.eta() or 0.0,
-            phase=self._boundary.progress.phase_seconds or 0.0,
+            phase=self._boundary.progress.phase_seconds,
             round=self._agreement.round,
             root=self._origin.root,
             run_ended=self._boundary.run_ended,
@@ -240,7 +240,7 @@ class Proposals:
         eta, phase_seconds = self._boundary.eta(), self._boundary.progress.phase_seconds
         if self._boundary.swaps_ended:
             return Decline(reason=SWAPS_ENDED)
-        if self._context.away or eta is None or phase_seconds is None:
+        if self._context.away or eta is None or not phase_seconds:
             return Decline(reason="not ready to meet")
         if self._agreement.meeting is not None:
             return Decline(reason="has a meeting")

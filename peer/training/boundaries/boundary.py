@@ -78,7 +78,7 @@ class Boundary(ABC):
         """
         self.await_swap()
         if self.phase_length.steps_left <= 0 and isinstance(self.outer, NoLoCo):
-            if self.context.progress.phase_seconds is not None:  # else this run was done when the process began
+            if self.context.progress.phase_seconds:  # else this run was done when the process began
                 self._merge_at_the_end(self.outer)
             self.presence.matchmaking.end_swaps()
         self.judge()

@@ -96,7 +96,7 @@ class Conduct:
 
         def noted(averaged: Averaged) -> None:
             self._judge(peer, averaged)
-            self._check_partners(peer, averaged, boundary.context.progress.phase_seconds or 0.0)
+            self._check_partners(peer, averaged, boundary.context.progress.phase_seconds)
             ended(averaged)
             self._check_backoff(peer, presence)
             self._check_bounds(peer, boundary)
@@ -121,7 +121,7 @@ class Conduct:
             if peer.pause.active:
                 self._world.violation(f"{peer.name} agrees to meet {name}, and is paused")
             apart = abs((presence._context.boundary.eta() or 0.0) - said.eta)
-            phase_seconds = progress.phase_seconds or 0.0
+            phase_seconds = progress.phase_seconds
             if isinstance(said, Propose) and apart > WINDOW * min(phase_seconds, said.phase) + 0.01:
                 self._world.violation(f"{peer.name} agrees to meet {name} {apart:.1f} s from its boundary")
             commit(stream, name, said, own_eta)
@@ -142,7 +142,7 @@ class Conduct:
         def timed(round: int, ended_phase_number: int | None = None) -> Group:
             began = loop.time()
             group: Group = group_for(round, ended_phase_number)
-            took, phase_seconds = loop.time() - began, boundary.context.progress.phase_seconds or 0.0
+            took, phase_seconds = loop.time() - began, boundary.context.progress.phase_seconds
             if not (overlapped or grouped) and took > LONGEST_WAIT + 2 * phase_seconds and self._ran(peer, began):
                 waited = f"{took:.1f} s for a partner, its phase is {phase_seconds:.1f} s"
                 self._world.violation(f"{peer.name} waited {waited}")
@@ -191,7 +191,7 @@ class Conduct:
 
     def _check_backoff(self, peer: SimulatedPeer, presence: Any) -> None:
         now, backoff = self._world.loop.time(), presence._context.backoff
-        phase_seconds = presence._context.boundary.progress.phase_seconds or 0.0
+        phase_seconds = presence._context.boundary.progress.phase_seconds
         for other in self._world.peers:
             pair = (peer.name, other.name)
             if other is peer or not backoff.avoided(other.host.peer_id):

@@ -136,7 +136,7 @@ def test_a_failure_of_the_work_is_its_own_and_cancelling_ends_the_work(thread: L
 def test_limits_follow_phases_and_sizes_and_have_a_floor() -> None:
     assert swap_limit(10.0, 4.0, 0.05) == swap_limit(10.0, 4.0, 10.0) == 40.0  # each look is after a stall at least
     assert swap_limit(10.0, 4.0, 900.0) == 3600.0
-    assert swap_limit(10.0, 4.0, None) == swap_limit(10.0, 4.0, 0.0) == 4 * UNSEEN_PHASE_SECONDS
+    assert swap_limit(10.0, 4.0, 0.0) == 4 * UNSEEN_PHASE_SECONDS
     assert state_limit(1000, 80.0) == 80.0
     sizes = [state_limit(size, 80.0) * LEAST_RATE for size in (10**8, 10**10, 10**12)]
     assert all(one < other for one, other in pairwise(sizes)) and sizes[-1] == pytest.approx(10**12)

@@ -27,7 +27,7 @@ from peer.swarm.grouping.messages import LeaderNotice
 from tests.unit.virtual import run
 
 
-def known(backoff: PeerBackoff, phase_seconds: float | None = 2.0, patience: float = 600.0) -> Any:
+def known(backoff: PeerBackoff, phase_seconds: float = 2.0, patience: float = 600.0) -> Any:
     node = SimpleNamespace(peer_id="me", proven=Proven())
     boundary = SimpleNamespace(progress=SimpleNamespace(phase_seconds=phase_seconds))
     members = SimpleNamespace(live=lambda: [])
@@ -222,7 +222,7 @@ def test_who_has_taken_part_in_no_round_is_waited_for_some_phases_only() -> None
     assert it.patience("me") == 600.0
     it._node.proven.add("old")
     assert it.patience("old") == 600.0
-    assert known(PeerBackoff(), phase_seconds=None).patience("new") == 600.0
+    assert known(PeerBackoff(), phase_seconds=0.0).patience("new") == 600.0
     assert known(PeerBackoff(), patience=5.0).patience("new") == 5.0
 
 

@@ -219,8 +219,8 @@ def test_taking_weights_often_takes_a_peer_no_further(monkeypatch: pytest.Monkey
     assert round == 2 * 50 * 20 / 10
 
 
-@pytest.mark.parametrize(("alone", "phase_seconds"), [(True, 10.0), (False, None), (False, 0.0)])
-def test_who_has_met_nobody_believes_its_swarm(alone: bool, phase_seconds: float | None) -> None:
+@pytest.mark.parametrize(("alone", "phase_seconds"), [(True, 10.0), (False, 0.0)])
+def test_who_has_met_nobody_believes_its_swarm(alone: bool, phase_seconds: float) -> None:
     assert origin(10, alone=alone).bounds(40, 40 * H, H, phase_seconds) == PositionBounds()
 
 

@@ -272,7 +272,7 @@ def test_a_partners_time_runs_out() -> None:
 @pytest.mark.usefixtures("virtual")
 def test_the_next_boundary_is_estimated_from_the_steps_so_far() -> None:
     progress = Progress()
-    assert progress.eta() is None and progress.phase_seconds is None and progress.rate(10) == 0
+    assert progress.eta() is None and progress.phase_seconds == 0 and progress.rate(10) == 0
     progress.begin(10, 10)
     for _ in range(4):
         clock.sleep(2.0)
