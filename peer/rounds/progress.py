@@ -48,9 +48,10 @@ class Progress:
         self.step_seconds = 0.0  # expected for an inner step; 0 before the first one
         self._last: float | None = None
         self._limit = self._until = math.inf
-        self._swap_until, self._usual_swap = 0.0, math.inf
+        self._swap_until = 0.0
+        self.swap_seconds = 0.0  # of the last swap that has succeeded; 0 before the first one
         self.judge_seconds = 0.0  # the longest time in which a merge was judged
-        self._prepare_seconds = 0.0  # of the last contribution: its peer is at its boundary so long after its last step
+        self.prepare_seconds = 0.0  # of the last contribution: its peer is at its boundary so long after its last step
         self.phase_number = 0  # of the current inner phase, from 1; 0 before the first one
 
     def begin(self, remaining: int, steps: int, limit: float = math.inf, following: int | None = None) -> None:
@@ -66,11 +67,6 @@ class Progress:
         self.phase_number += 1
 
     @property
-    def swap_seconds(self) -> float:
-        """Of the last swap; 0 before the first one."""
-        return self._usual_swap if self._usual_swap < math.inf else 0.0
-
-    @property
     def swap_steps(self) -> float:
         """Inner steps in the time of the last swap; 0 when unknown."""
         return self.swap_seconds / self.step_seconds if self.step_seconds else 0.0
@@ -82,19 +78,15 @@ class Progress:
 
     def swap_begins(self) -> None:
         """It will take as long as the last one; when it ends is not known if there was none."""
-        self._swap_until = clock.monotonic() + self._usual_swap
+        self._swap_until = clock.monotonic() + (self.swap_seconds or math.inf)
 
     def swap_took(self, seconds: float) -> None:
         """The swap has ended; 0: it has failed."""
-        self._swap_until, self._usual_swap = 0.0, seconds or self._usual_swap
+        self._swap_until, self.swap_seconds = 0.0, seconds or self.swap_seconds
 
     def judged(self, seconds: float) -> None:
         """A merge was judged before the next one."""
         self.judge_seconds = max(self.judge_seconds, seconds)
-
-    def prepared(self, seconds: float) -> None:
-        """This peer has computed its contribution after the last inner step, before its boundary."""
-        self._prepare_seconds = seconds
 
     def suspend(self) -> None:
         """No step follows before the next :meth:`begin`: when the boundary comes is not known."""
@@ -145,7 +137,7 @@ class Progress:
         if not self.step_seconds or last is None or swap_until == math.inf:
             return None
         now = clock.monotonic()
-        eta = max(0.0, self.step_seconds * self._made(steps, until - last) - (now - last) + self._prepare_seconds)
+        eta = max(0.0, self.step_seconds * self._made(steps, until - last) - (now - last) + self.prepare_seconds)
         swap = abs(swap_until - now) if swap_until else 0.0
         limit = self._limit * self._following / self._steps if self._limit < math.inf else math.inf
         late, by = max(0.0, swap - eta), self._made(self._following, limit) * self.step_seconds

@@ -58,7 +58,7 @@ class Blocking(Boundary):
         began = clock.monotonic()
         with self.timer("apply"):
             self._own = self.outer.contribution()
-        self.context.progress.prepared(clock.monotonic() - began)
+        self.context.progress.prepare_seconds = clock.monotonic() - began
 
     def _attempt(self) -> Averaged:
         """Find a group and exchange."""
