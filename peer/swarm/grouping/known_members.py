@@ -19,7 +19,7 @@ from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Seat
 from peer.swarm.context import SwarmContext
-from peer.swarm.directory.records import LIFETIME, MemberRecord
+from peer.swarm.directory.records import LIFETIME
 from peer.swarm.grouping.leadership import Leadership
 from peer.swarm.grouping.messages import LeaderNotice
 
@@ -55,8 +55,7 @@ class KnownMembers:
     def leader(self) -> Seat | None:
         """The member that leads; ``None`` when that is this peer."""
         present = self._present()
-        found = present.get(self.leadership.among(present))
-        return None if found is None else _seat(found)
+        return present.get(self.leadership.among(present))
 
     def elected(self, seat: Seat) -> None:
         """The member that was asked to lead names another one."""
@@ -78,26 +77,20 @@ class KnownMembers:
 
     # -- who is there
 
-    def others(self) -> list[Seat]:
-        """All possible members other than this peer."""
-        return [_seat(it) for it in self._present().values()]
-
-    def _present(self) -> dict[str, Seat | MemberRecord]:
+    def _present(self) -> dict[str, Seat]:
         """All possible members other than this peer, by id. A record counts before a message."""
         now = clock.monotonic()
-        found: dict[str, Seat | MemberRecord] = {
-            peer_id: seat for peer_id, (seat, until) in list(self._named.items()) if until > now
-        }
+        found = {peer_id: seat for peer_id, (seat, until) in list(self._named.items()) if until > now}
         for record in self._members.live():
             if record.state == "paused":
                 found.pop(record.peer_id, None)
             elif record.config == self._node.member.config:
-                found[record.peer_id] = record
+                found[record.peer_id] = Seat(record.peer_id, record.name, tuple(record.addresses))
         return {peer_id: it for peer_id, it in found.items() if not self._backoff.avoided(peer_id)}
 
     def missing(self, present: set[str]) -> list[Seat]:
-        """Possible members that have not joined the group."""
-        return [seat for seat in self.others() if seat.peer_id not in present]
+        """Possible members that are not ``present`` in the group."""
+        return [seat for peer_id, seat in self._present().items() if peer_id not in present]
 
     def expected(self, present: set[str]) -> list[Seat]:
         """As :meth:`missing`, without those that have not joined last time either: a round does not wait for them."""
@@ -106,7 +99,7 @@ class KnownMembers:
 
     def stayed_away(self, seats: Sequence[Seat]) -> None:
         """They have been told to join, and a round begins without them."""
-        self._absent = {seat.peer_id for seat in self.others()} & (self._absent | {seat.peer_id for seat in seats})
+        self._absent = self._present().keys() & (self._absent | {seat.peer_id for seat in seats})
 
     def own_seat(self) -> Seat:
         return Seat(self._node.peer_id, self._node.member.name, for_record(self._node.addresses))
@@ -203,7 +196,3 @@ class KnownMembers:
             self.avoid(seat.peer_id)
         finally:
             self._notice_due[seat.peer_id] = due
-
-
-def _seat(member: Seat | MemberRecord) -> Seat:
-    return member if isinstance(member, Seat) else Seat(member.peer_id, member.name, tuple(member.addresses))
