@@ -1,18 +1,13 @@
-"""When a peer that trains must take the weights of others. Rules only: no network.
+"""When a peer that trains must take the weights of others: late join and divergence (README.md). Rules only.
 
-*Late join.* A peer that could not find its swarm at the start finds it later: the bootstrap node or a network was down.
-A mean with its own weights would set the swarm back, so it takes the swarm's weights before it meets a member. Other
-peers may have begun with it. Therefore fresh weights have a *root*: the peer that begins with them draws it at random
-and gives it to those that take its weights. Two peers that meet agree on the smaller of their roots, so a swarm soon
-has one, and both parts keep it after a split. A peer's former roots count as its own: its part may not know of the
-smaller one yet.
+*Late join.* A mean with the weights of a peer that comes late would set the swarm back. But other peers may have begun
+with it. Therefore fresh weights have a *root*: the peer that begins with them draws it at random and gives it to those
+that take its weights. Two peers that meet agree on the smaller of their roots, so a swarm soon has one, and both parts
+keep it after a split. A peer's former roots count as its own: its part may not know of the smaller one yet.
 
-*Divergence.* Two parts of a swarm may have weights that have nothing in common any more, after a long separation. A
-mean of two such models is a bad model, so each part refuses the other's contributions (exchange/guard.py). The smaller
-part takes the other's weights, so that few members cannot make many give up theirs; of two equal parts it is the one
-with fewer rounds. Each member decides from its own swaps to which part it belongs. Members may disagree for a while. A
-member that has taken the weights of the other part counts with that part, so the larger one grows until it is the whole
-swarm.
+*Divergence.* The smaller part takes the other's weights, so that few members cannot make many give up theirs. Members
+may disagree for a while about which part that is. A member that has taken the weights of the other part counts with
+that part, so the larger one grows until it is the whole swarm.
 
 In a small swarm each member counts once. Of a larger one a peer knows only its last partners, and hostile members could
 be most of them: they propose before others do, and new ids are asked first. Therefore only those count there that this
@@ -57,10 +52,8 @@ class PositionBounds:
 
     def nearest(self, state: State) -> State:
         """``state``, at the nearest position between these; at a boundary if it is another one."""
-        round, step = (
-            int(min(max(it, least), most))
-            for it, (least, most) in ((state.round, self.rounds), (state.step, self.steps))
-        )
+        round = int(min(max(state.round, self.rounds[0]), self.rounds[1]))
+        step = int(min(max(state.step, self.steps[0]), self.steps[1]))
         if (round, step) == (state.round, state.step) and step + state.phase_steps_done <= self.steps[1]:
             return state
         return replace(state, round=round, step=step, phase_steps_done=0)
