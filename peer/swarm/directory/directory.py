@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from peer import clock
@@ -128,7 +129,7 @@ class Members(Reader):
         while True:
             slept = clock.unix()  # the other clock does not count a machine's sleep, which may begin within a look
             began = clock.monotonic()
-            for work in (self._look, self._tell, self._get_to_know):
+            for work in (partial(self.look, directory.READS), self._tell, self._get_to_know):
                 try:
                     await work()
                 except Exception as error:  # noqa: BLE001 - hivemind raises many types; the next period may succeed
@@ -141,9 +142,6 @@ class Members(Reader):
                 self._woke(max(0.0, stood - (clock.monotonic() - began)))
             period = WAITING_SECONDS if waits else min(2 * period, records.ANNOUNCE_SECONDS)
 
-    async def _look(self) -> None:
-        await self.look(directory.READS)
-
     async def _tell(self) -> None:
         if self._last_record is None or self._last_record.state != "left":
             await self._store(self._describe())
@@ -154,11 +152,10 @@ class Members(Reader):
         dialled = [it for it in self._dialled() if it.peer_id not in known]
         if dialled and len(known) < search.NEIGHBOURS:
             member = self.chance.choice(dialled)
+            ways = self._node.ways(member.addresses)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RPC_TIMEOUT):
-                    await get_in_touch(
-                        self._node.p2p, self._node.dht, member.peer_id, self._node.ways(member.addresses)
-                    )
+                    await get_in_touch(self._node.p2p, self._node.dht, member.peer_id, ways)
 
     async def _store(self, record: MemberRecord) -> None:
         """Write the record when it has changed or is old; otherwise to nodes that lack it."""
@@ -167,12 +164,12 @@ class Members(Reader):
         now, left, works = clock.unix(), record.state == "left", []
         if self._written.expires > now + records.LIFETIME + CLOCK_TOLERANCE:  # the clock was ahead, and has been set
             self._last_record, self._written, self._copies = None, search.Held("", 0.0), {}
-        buckets = [*directory.writes(self._node.peer_id, self.members), *(self._copies if left else ())]
+        buckets = [*directory.writes(self._node.peer_id, self.size.members), *(self._copies if left else ())]
         old = self._written.expires < now + records.LIFETIME - records.WRITTEN_FOR
         if said != self._last_record or old:
             expires = max(now + records.LIFETIME, self._written.expires + EXPIRY_STEP)
             self._last_record, self._written, self._copies = said, search.Held(records.encode(record), expires), {}
-            if self.chance.random() * self.members < records.RUNS_WRITERS and not left:
+            if self.chance.random() * self.size.members < records.RUNS_WRITERS and not left:
                 works.append(self._name_run(expires - records.LIFETIME + records.RUNS_LIFETIME))
         works += [self._copy(bucket) for bucket in dict.fromkeys(buckets)]
         async with asyncio.timeout(2 * RPC_TIMEOUT):

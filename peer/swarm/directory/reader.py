@@ -58,7 +58,7 @@ class Reader:
         self.kept: dict[str, float] = {}  # unix seconds until which an entry of a peer is not dropped, by its id
         self._held: dict[Bucket, dict[str, search.Held]] = {}  # what was read, by subkey, until it expires
         self.keepers: dict[Bucket, list[Any]] = {}  # ids of the nodes that keep the buckets of the last look
-        self._size = directory.SwarmSize()
+        self.size = directory.SwarmSize()
         self.chance = random.Random(random.getrandbits(64))
         self._foreign = set() if foreign is None else foreign
 
@@ -68,7 +68,7 @@ class Reader:
         From the main thread. Raises :class:`RunError` when too few nodes answer.
         """
         try:
-            self._node.call(self.look_around(directory.NEWCOMER_READS), LOOKS * 8 * RPC_TIMEOUT)
+            self._node.call(self._look_around(), LOOKS * 8 * RPC_TIMEOUT)
         except TimeoutError:
             raise RunError("the swarm's directory does not answer") from None
         return self.live()
@@ -83,22 +83,18 @@ class Reader:
 
     async def look(self, count: int) -> None:
         """Read ``count`` buckets, and sometimes one of each level that others may use."""
-        self._size.learn(await self._take_in(self._size.look(count, self.chance), search.ASKED_NODES))
+        self.size.learn(await self._take_in(self.size.look(count, self.chance), search.ASKED_NODES))
 
-    async def look_around(self, count: int) -> None:
-        """As a newcomer: estimate the number of members, then read ``count`` buckets."""
+    async def _look_around(self) -> None:
+        """As a newcomer: estimate the number of members, then read many buckets."""
         for _ in range(LOOKS):
             found = await self._take_in(directory.probes(self.chance), search.ASKED_NODES)
-            self._size = directory.SwarmSize(directory.estimate(found))
+            self.size = directory.SwarmSize(directory.estimate(found))
             first = self.chance.randrange(2**directory.LAST_LEVEL)
-            await self._take_in(directory.reads(self.members, count, first), search.COPIES)
+            buckets = directory.reads(self.size.members, directory.NEWCOMER_READS, first)
+            await self._take_in(buckets, search.COPIES)
             if self.known or not await self._node.asked_in_vain():
                 return
-
-    @property
-    def members(self) -> float:
-        """About how many members there are."""
-        return self._size.members
 
     async def _take_in(self, buckets: Sequence[Bucket], asked: int) -> dict[Bucket, int]:
         """Read these buckets at ``asked`` nodes each; returns how many live records of others each has."""

@@ -103,10 +103,10 @@ def test_a_machine_that_falls_asleep_while_the_directory_is_read_has_slept(
         woken, now = list[float](), clock.unix
         members = Members(node, "demo", lambda: member_record("QmA"), woken.append)
 
-        async def falls_asleep() -> None:
+        async def falls_asleep(_: int) -> None:
             patched.setattr(clock, "unix", lambda: now() + seconds)
 
-        members._look, members._tell, members._get_to_know = falls_asleep, nothing, nothing  # type: ignore[method-assign]
+        members.look, members._tell, members._get_to_know = falls_asleep, nothing, nothing  # type: ignore[method-assign]
         with monkeypatch.context() as patched:
             announcing = asyncio.ensure_future(members._keep_announcing())
             await asyncio.sleep(2 * WAITING_SECONDS)
