@@ -75,11 +75,9 @@ class PeerBackoff:
     def welcome(self, peer_id: str) -> bool:
         """May a peer that calls by itself come in? Its call ends a backoff that is not firm, as that of a timeout."""
         held = self._held.get(peer_id)
-        if held is None or held.until <= self._now():
-            return True
-        if not held.firm:
+        if held is not None and not held.firm:
             held.until = 0.0
-        return not held.firm
+        return not self.avoided(peer_id)
 
 
 class Proven:
