@@ -151,9 +151,7 @@ class Agreement:
 
     async def postpone(self) -> None:
         """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it."""
-        if self.meeting is None:
-            return
-        if self.meeting.own_wait() < self._boundary.progress.phase_seconds / 2:
+        if self.meeting is not None and self.meeting.own_wait() < self._boundary.progress.phase_seconds / 2:
             await self.call_off("our last swap has not ended")
 
     async def call_off(self, reason: str) -> None:

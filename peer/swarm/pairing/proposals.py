@@ -16,15 +16,7 @@ from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Refused, Stream, StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
-from peer.rounds.pairing_rule import (
-    AT_BOUNDARY,
-    LAST_CALL,
-    OPENS,
-    PROPOSAL_PAUSE,
-    askable,
-    ends_soon,
-    near,
-)
+from peer.rounds.pairing_rule import AT_BOUNDARY, LAST_CALL, OPENS, PROPOSAL_PAUSE, askable, ends_soon, near
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 from peer.swarm.healing import Origin, Position
