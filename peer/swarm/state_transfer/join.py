@@ -61,7 +61,8 @@ def take_state(
     Raises :class:`UserError` when the swarm trains another configuration or model, :class:`RunError` when no donor
     gives its state.
     """
-    search, inner_steps = _DonorSearch(context, PartialState(room), timeout), context.inner_steps
+    partial = PartialState(room)
+    search, inner_steps = _DonorSearch(context, partial, timeout), context.inner_steps
     while True:
         try:
             present = context.members.refresh_all()
@@ -77,7 +78,7 @@ def take_state(
             donors = [it for it in believed if it.peer_id in among]
         else:
             donors = donors_of(believed, above, reached) if ours or without else present
-        if not (donors or present) and search.began:  # nor does the directory answer: the line is cut
+        if not (donors or present) and partial.have:  # nor does the directory answer: the line is cut
             search.failed("no member is found any more")
             continue
         if not donors:
@@ -132,11 +133,6 @@ class _DonorSearch:
         self.reasons: list[str] = []
         self._busy = False
         self._told: dict[str, str] = {}  # the last reason of each donor that failed
-
-    @property
-    def began(self) -> bool:
-        """Parts of a state have come."""
-        return self._partial.have > 0
 
     def failed(self, why: str) -> None:
         """No state was given: wait a little before all are asked again. Raises :class:`RunError` after too long, and
