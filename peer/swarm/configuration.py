@@ -23,8 +23,7 @@ from peer.p2p.deadline import together
 from peer.p2p.greeting import guest_node, guest_settings, newcomer, refusal_of
 from peer.p2p.node import OPEN_TIMEOUT, Node
 from peer.p2p.stream import MESSAGE_TIMEOUT, Refused
-from peer.swarm.directory.directory import present_members
-from peer.swarm.directory.reader import Onlooker
+from peer.swarm.directory.reader import Onlooker, Reader
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
@@ -84,7 +83,7 @@ def offered(
     with guest_node(settings, own.invitation) as (node, _):
         reached = node.connect()
         node.call(node.join(reached, client=True), GUEST_TIMEOUT)
-        runs = {name: present_members(node, name)} if name else _runs(node)
+        runs = {name: Reader(node, name).refresh_all()} if name else _runs(node)
         runs = {run: records for run, records in runs.items() if records}
         run = _chosen(runs, joined)
         return None if run is None else _from_swarm(node, run, runs[run], digest, reached, joined)
@@ -96,7 +95,8 @@ def _chosen(runs: Mapping[str, Sequence[MemberRecord]], joined: OfferedRun | Non
         return next(iter(runs), None)
     if joined is not None:
         return joined.name if joined.name in runs else None
-    listed = ", ".join(f"{run} ({_count(records)})" for run, records in sorted(runs.items()))
+    counts = {run: len(records) for run, records in sorted(runs.items())}
+    listed = ", ".join(f"{run} ({count} peer{'s' * (count != 1)})" for run, count in counts.items())
     raise UserError(f"several runs are trained there: {listed}; choose one with --run NAME, or run=NAME in a program")
 
 
@@ -152,7 +152,3 @@ def _camps(records: Sequence[MemberRecord]) -> str:
         camps[record.config].append(record.name)
     largest = sorted(camps.items(), key=lambda it: -len(it[1]))[:4]
     return ", ".join(f"{digest} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})" for digest, names in largest)
-
-
-def _count(records: Sequence[MemberRecord]) -> str:
-    return f"{len(records)} peer{'s' * (len(records) != 1)}"

@@ -13,8 +13,8 @@ from peer.p2p.deadline import together
 from peer.p2p.greeting import MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import MESSAGE_TIMEOUT, Refused
-from peer.swarm.directory.directory import present_members
 from peer.swarm.directory.duplicate_identity import require_alone
+from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
@@ -35,7 +35,7 @@ def connect(node: MemberNode, run: SwarmRunConfig) -> None:
     node.start()
     require_alone(node, run.name)
     try:
-        misfit = _misfit(node, run, present_members(node, run.name))
+        misfit = _misfit(node, run, Reader(node, run.name).refresh_all())
     except (RunError, TimeoutError) as error:  # later it is asked again, for longer
         log.debug("no member was asked: %s", error)
         return

@@ -14,8 +14,8 @@ from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority
 from peer.p2p.greeting import OTHER_LAYOUT, MemberNode
 from peer.p2p.stream import Refused
-from peer.swarm.directory.directory import present_members
 from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
+from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
@@ -30,7 +30,7 @@ def members(
     """Join the DHT as a client; raises :class:`peer.errors.UserError` when it refuses."""
     node.call(node.join(answering, client=True), DHT_JOIN_TIMEOUT)
     yield from _duplicate(node, config, authority)
-    present = present_members(node, config.run.name)
+    present = Reader(node, config.run.name).refresh_all()
     if not present:
         yield ok("swarm", f"no peer trains {config.run.name!r} there yet: this one would be the first")
     own = digest(config.run)

@@ -34,11 +34,6 @@ MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner st
 KEPT_NAMES = 1000  # of partners, for reports
 
 
-def present_members(node: Node, run: str) -> list[MemberRecord]:
-    """The live members of ``run``, for a node that is none yet. Raises :class:`RunError`. From the main thread."""
-    return Reader(node, run).refresh_all()
-
-
 class Members(Reader):
     """The directory as a member has it: it also announces this peer. ``describe`` makes this peer's current record.
 

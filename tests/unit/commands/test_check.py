@@ -40,6 +40,7 @@ from peer.p2p.stream import Refused
 from peer.process import LoopContext
 from peer.replica import memory
 from peer.replica.memory import estimate
+from peer.swarm.directory.reader import Reader
 from peer.swarm.state_transfer.donor import CLIENTS
 from peer.training import replica
 from peer.training.run_folder import next_name
@@ -245,7 +246,7 @@ class Greeted:
         """What is found of the first member, which names another digest than this peer, and the next ones do not."""
         found = [member_record(it).model_copy(update={"config": DIGEST}) for it in self._members]
         found[0] = found[0].model_copy(update={"config": digest_of(OTHER)})
-        patched.setattr("peer.commands.check.members.present_members", lambda *_: found if same else found[:1])
+        patched.setattr(Reader, "refresh_all", lambda _: found if same else found[:1])
         patched.setattr("peer.commands.check.members._duplicate", lambda *_: ())
         patched.setattr(self, "join", lambda *_, **__: asyncio.sleep(0), raising=False)
         own: Any = SimpleNamespace(run=RunConfig(steps=10))
