@@ -166,9 +166,7 @@ class Averaged:
 
 
 class Exchange(Protocol):
-    """Averages one contribution over a group. The training thread calls it, one call at a time. An overlapped swap has
-    another interface (exchange/pair/mailbox.py).
-    """
+    """Averages one contribution over a group, for the training thread. Overlapped swaps: exchange/pair/mailbox.py."""
 
     def average(self, contribution: Any, group: Group) -> Averaged:
         """The mean over the group, or this peer's own contribution with the outcome that says why.

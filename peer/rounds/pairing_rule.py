@@ -79,8 +79,5 @@ def end_patience(swap_seconds: float, phase_seconds: float) -> float:
 
 
 def ends_soon(tokens_left: float, rate: float, said: float, patience: float) -> bool:
-    """May a peer that has ``tokens_left`` to train on, at ``rate`` a second, end within ``patience``?
-
-    ``said``: seconds since it said so, at most.
-    """
+    """May a peer that has said, at most ``said`` seconds ago, that it has ``tokens_left`` end within ``patience``?"""
     return tokens_left <= rate * (said + patience)

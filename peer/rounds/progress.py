@@ -1,10 +1,7 @@
 """The inner phase: how long it is, when it ends, and how much later others still wait for it.
 
-A *phase*, or inner phase, is the inner steps from one boundary to the next: H of them, fewer at the end of a run.
-``phase_steps`` is its length in steps, ``phase_seconds`` its length in time, ``phase_number`` its number. What a peer
-spends its time on is an activity (telemetry/metrics.py).
-
-The inner loop writes :class:`Progress` once a step (two float stores); matchmaking reads it.
+``phase_steps`` is its length in steps, ``phase_seconds`` its length in time, ``phase_number`` its number: words of
+peer/README.md. The inner loop writes :class:`Progress` once a step (two float stores); matchmaking reads it.
 """
 
 from __future__ import annotations

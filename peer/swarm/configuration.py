@@ -40,10 +40,7 @@ class NoMajority(UserError):
 
 @dataclass(frozen=True)
 class OfferedRun:
-    """A configuration as the swarm has it. ``text`` is canonical and has ``digest``; nothing in it was checked yet.
-
-    ``agreeing`` of ``members`` records name the digest.
-    """
+    """``text`` is canonical and has ``digest``; no more was checked. ``agreeing`` of ``members`` records name it."""
 
     name: str
     digest: str

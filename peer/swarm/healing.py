@@ -99,9 +99,7 @@ class Origin:
         self._merged_at.clear()
 
     def woke(self, round: int, step: int) -> None:
-        """This process has stood still. Others have trained on, as while a peer pauses, and its clock does not say how
-        far they can be.
-        """
+        """This process has stood still: others have trained on, and its clock does not say how far they can be."""
         self.note(alone=True, taken=False, round=round, step=step, root=self.root)
         self._slept = True
 

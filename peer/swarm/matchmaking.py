@@ -24,9 +24,7 @@ class Matchmaking:
         return Group(round)
 
     def postpone(self) -> None:
-        """No swap begins at this boundary: the last one still runs. A meeting that was agreed for it is off (pairs
-        only).
-        """
+        """No swap begins at this boundary, as the last one still runs: a meeting for it is off (pairs only)."""
 
     def call_off(self, reason: str) -> None:
         """See :meth:`peer.swarm.presence.Presence.call_off`."""

@@ -62,10 +62,7 @@ class Presence:
         metrics_address: str | None,
         tokens_per_step: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``step``: the current one; ``report``: for people. Both are for this peer's record.
-
-        ``tokens_per_step``: of an inner step, 0 when unknown.
-        """
+        """``step``, ``report``: for this peer's record. ``tokens_per_step``: of an inner step, 0 when unknown."""
         self._node, self._counters = node, counters
         self._step, self._report, self._metrics_address = step, report, metrics_address
         self.origin, self._divergence = Origin(), DivergenceTracker()
@@ -206,10 +203,7 @@ class Presence:
             self._node.proven.discard(peer_id)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor], least: int = 0) -> State | None:
-        """The verified state of a member of the group in ``room``, or ``None``. ``least``: see :func:`take_from`.
-
-        Its position is the member's own word: see :meth:`Origin.group_bounds`.
-        """
+        """The verified state of a member of the group in ``room``, or ``None``. ``least``: see :func:`take_from`."""
         phase_seconds, inner_steps = self._context.boundary.progress.phase_seconds, self._context.inner_steps
         own, others, tokens_per_step = self._record(), self.others(), self._context.tokens_per_step()
         most = furthest([*others, own], inner_steps, tokens_per_step)

@@ -70,9 +70,7 @@ class Members(Reader):
     # -- from any thread
 
     def candidates(self) -> list[MemberRecord]:
-        """As :meth:`live` without those that are paused, and those met lately even if their records are not found:
-        others may fill the directory.
-        """
+        """The live members that are not paused, and those met lately: others may fill the directory."""
         now, kept = clock.unix(), self.kept
         return [
             entry.record

@@ -36,10 +36,7 @@ def require_alone(node: Node, run: str) -> None:
 
 
 async def duplicate_of(node: Node, run: str, peer_id: str = "") -> MemberRecord | None:
-    """The record of another live peer that has this id, by default that of ``node``.
-
-    ``None`` also when the directory does not answer.
-    """
+    """The record of another live peer with this id, by default ``node``'s; ``None`` also if nobody answers."""
     peer_id = peer_id or node.peer_id
     keys = [records.members_key(run, bucket) for bucket in buckets.own_buckets(peer_id)]
     with contextlib.suppress(TimeoutError):
@@ -71,10 +68,7 @@ async def _own(node: Node, keys: Sequence[str], peer_id: str) -> tuple[MemberRec
 
 
 async def _listens(addresses: Sequence[str], ours: Sequence[str]) -> bool:
-    """Does another process accept a TCP connection at one of these multiaddrs?
-
-    A relay's address cannot be tested so: there only the record decides.
-    """
+    """Does another process accept a TCP connection at one of these multiaddrs? A relay's cannot be tested so."""
     own = {tcp_of(address) for address in ours}
     for address in addresses:
         if is_circuit(address):

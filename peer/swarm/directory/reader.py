@@ -193,9 +193,7 @@ class Onlooker:
         return found
 
     async def _read_all(self, readers: Sequence[Reader]) -> Exception | None:
-        """All at once. One that fails keeps what it has and costs the others nothing. Returns why, when all have failed
-        that had members.
-        """
+        """All at once; one that fails keeps what it has. Returns why, when all have failed that had members."""
         judged = [reader for reader in readers if reader.known] or readers
 
         async def read(reader: Reader) -> Exception | None:

@@ -1,7 +1,5 @@
-"""The possible members of a group of everyone, from the directory and from messages of others.
-
-Who of them leads: leadership.py. Two members whose line is cut take turns (:meth:`KnownMembers.suspected`); they lead
-after the others, and a leader that does not reach a member lets another one lead (:meth:`KnownMembers.successor`).
+"""The possible members of a group of everyone, from the directory and from messages of others: who is waited for, left
+out, or asked to lead (leadership.py).
 """
 
 from __future__ import annotations

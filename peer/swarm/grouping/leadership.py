@@ -50,9 +50,7 @@ class Leadership:
 
     @property
     def grouped(self) -> bool:
-        """This peer has merged with a group, and has had no round without one since. A leader without a group follows a
-        leader that has one.
-        """
+        """This peer has merged with a group, and has had no round without one since."""
         return self.established and not self._rounds_alone
 
     def named(self, peer_id: str) -> None:
@@ -74,9 +72,7 @@ class Leadership:
             self._named = peer_id
 
     def followed_in_vain(self, peer_id: str) -> None:
-        """This peer had no success with ``peer_id`` as its leader. If a message had named it, believe no claim for a
-        while.
-        """
+        """``peer_id`` has led this peer into no round. If a message had named it, believe no claim for a while."""
         if peer_id == self._named:
             self._named = ""
             for key in ("", peer_id):

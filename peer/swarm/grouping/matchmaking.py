@@ -86,9 +86,7 @@ class GroupMatchmaking(Matchmaking):
         self._node.call(self._leave(), OPEN_TIMEOUT)
 
     def ended(self, group: Group, averaged: Averaged) -> None:
-        """Without a group after a leader has sent this peer to others for weights: it may have lied, as one that has
-        led a round that failed.
-        """
+        """A leader that has sent this peer for weights in vain may have lied: it counts as that of a failed round."""
         leader = self._sent_by if group.assembly is None else group.assembly.seats[0].peer_id
         merged, declined = averaged.outcome is Outcome.MERGED, self._declined_by
         if len(averaged.culprits) > 1:
@@ -110,9 +108,7 @@ class GroupMatchmaking(Matchmaking):
         return found
 
     async def _found(self, until: float) -> Group:
-        """This peer's own group, or that of the leader; none after some tries. ``until``: monotonic time after which
-        this peer waits for nobody.
-        """
+        """This peer's group, or the leader's; none after some tries. ``until``: monotonic end of all waits."""
         lost, asked = "no member could be met", Counter[str]()
         self._sent_by = self._declined_by = ""
         for _ in range(LEADER_TRIES):

@@ -155,9 +155,7 @@ class Agreement:
             await self.call_off("our last swap has not ended")
 
     async def call_off(self, reason: str) -> None:
-        """This peer does not come to its next meeting. One of the boundary before, whose partner it still awaits, is
-        not off.
-        """
+        """This peer does not come to its next meeting. The one whose partner it awaits at a boundary still stands."""
         if self.meeting is None or self._boundary.here:
             return
         log.info("no meeting: %s", fields(partner=self.meeting.name, reason=reason))

@@ -7,9 +7,6 @@ stream ends, which frees the other one at once. A peer without a meeting propose
 
 The first proposer chooses, so each peer starts to propose at a random time of its inner phase. If all started at their
 boundary, two peers that have just met would always find each other first and never mix with the rest.
-
-After its last inner step a peer is at its boundary for good. It meets others that are, waits for them for
-a limited time in all (rounds/pairing_rule.py), and not at all when no member's record says that it may end so soon.
 """
 
 from __future__ import annotations
