@@ -136,13 +136,13 @@ class GroupLeader:
                 return Group(round, lost="asked to stop")
             if not late or clock.monotonic() >= until:
                 reference, outdated_members = self._outdated(own)
-                if not outdated_members and not self._must_update(own, reference):
-                    return await self._send_roster(me, round, phase_seconds)
                 if self._must_update(own, reference):
                     self._gathering = False
                     self._context.node.background(self._keep_waiting(me, catch_up))
                     donor = random.choice(self._holders(reference))  # the next time another one, if this one fails
                     return Group(round, donor=donor)
+                if not outdated_members:
+                    return await self._send_roster(me, round, phase_seconds)
                 await self._update(me, reference, outdated_members, catch_up)
                 continue
             if self._due_to_tell():
@@ -277,8 +277,7 @@ class GroupLeader:
         if not members:
             return Group(round)
         round = min(round, *(member.round for member in members))
-        roster = Roster(token=secrets.token_hex(16), members=list(seats), round=round, phase=phase_seconds)
-        roster = fitting(roster)
+        roster = fitting(Roster(token=secrets.token_hex(16), members=list(seats), round=round, phase=phase_seconds))
         for member in members:
             member.changed.set()
             await _tell(member, roster)
