@@ -160,12 +160,11 @@ class Presence:
         """``group``, without a partner that this peer avoids since they met: it has judged its last merge meanwhile.
         Of a group of everyone nobody can leave another member out: its leader chose.
         """
-        if group.assembly is not None:
+        partner = group.links[0] if group.links and group.assembly is None else None
+        if partner is None or not self._context.backoff.avoided(partner.peer_id):
             return group
-        avoided = [link for link in group.links if self._context.backoff.avoided(link.peer_id)]
-        for link in avoided:
-            self._node.spawn(_close(link))
-        return replace(group, links=()) if avoided else group
+        self._node.spawn(_close(partner))
+        return replace(group, links=())
 
     def call_off(self, reason: str) -> None:
         """Other weights come, perhaps in minutes: nobody waits for this peer at its next boundary, whose time is not

@@ -57,14 +57,14 @@ async def _own(node: Node, keys: Sequence[str], peer_id: str) -> tuple[MemberRec
     async with asyncio.timeout(3 * RPC_TIMEOUT):
         answers: dict[Any, Any] = await node.dht.get_many(list(keys), sufficient_expiration_time=float("inf"))
     entries = [
-        (records.decode(subkey, it.value), it.expiration_time)
+        (record, it.expiration_time)
         for answer in answers.values()
         if answer is not None and isinstance(answer.value, dict)
         for subkey, it in answer.value.items()
         if owner_of_subkey(subkey).peer_id == peer_id
+        if (record := records.decode(subkey, it.value)) is not None and record.state != "left"
     ]
-    alive = [(record, until) for record, until in entries if record is not None and record.state != "left"]
-    return max(alive, key=lambda it: it[1], default=None)
+    return max(entries, key=lambda it: it[1], default=None)
 
 
 async def _listens(addresses: Sequence[str], ours: Sequence[str]) -> bool:
