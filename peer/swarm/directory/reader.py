@@ -145,10 +145,8 @@ class Reader:
             return
         if foreign.peer_id not in self._foreign and len(self._foreign) < FOREIGN_PEERS:
             self._foreign.add(foreign.peer_id)
-            log.warning(
-                "peer %s runs version %s, this is %s, and they do not understand each other: update the older one",
-                *(foreign.name, foreign.version, __version__),
-            )
+            said = f"version {foreign.version}, this is {__version__}, and they do not understand each other"
+            log.warning("peer %s runs %s: update the older one", foreign.name, said)
 
 
 class Onlooker:
