@@ -70,7 +70,6 @@ class Progress:
 
     @property
     def swapping(self) -> bool:
-        """A swap runs."""
         return self._swap_until > 0
 
     def swap_begins(self) -> None:
@@ -99,7 +98,6 @@ class Progress:
         return self._last is None
 
     def tick(self) -> None:
-        """One inner step is done."""
         now = clock.monotonic()
         if self._last is not None:
             took = now - self._last

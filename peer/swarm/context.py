@@ -119,7 +119,6 @@ class SwarmContext:
 
     @property
     def stopping(self) -> bool:
-        """This peer was asked to stop."""
         return self.training.stop.requested
 
     @property

@@ -133,7 +133,6 @@ class Presence:
             self._context.backoff.forgive(peer_id)
 
     def others(self, *, since: float = 0.0) -> list[MemberRecord]:
-        """See :meth:`SwarmContext.others`."""
         return self._context.others(since=since)
 
     def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
@@ -224,7 +223,6 @@ class Presence:
 
     @property
     def peer_id(self) -> str:
-        """This peer's id."""
         return self._node.peer_id
 
     @property

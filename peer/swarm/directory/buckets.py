@@ -33,7 +33,6 @@ class Bucket(NamedTuple):
 
 
 def bucket_of(peer_id: str, level: int) -> Bucket:
-    """The bucket of a peer at a level."""
     return Bucket(level, int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:4], "big") >> (32 - level))
 
 

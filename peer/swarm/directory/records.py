@@ -80,7 +80,6 @@ class MemberRecord(Message):
 
 
 def members_key(run: str, bucket: Bucket) -> str:
-    """DHT key of one bucket of the directory."""
     return f"{run}/members/{bucket.level}/{bucket.place}"
 
 

@@ -1,8 +1,4 @@
-"""The leader's side of a group of everyone: it admits members, waits for them and sends the roster.
-
-It waits for a member as long as rounds/progress.py says, and from its own boundary on for no longer than its patience.
-A member whose stream ends is out at once.
-"""
+"""The leader's side of a group of everyone: it admits members, waits for them and sends the roster."""
 
 from __future__ import annotations
 
@@ -74,12 +70,11 @@ class GroupLeader:
 
     @property
     def present(self) -> set[str]:
-        """Ids of the members that have joined."""
+        """Ids of the members that have joined; ``seats`` are theirs."""
         return set(self._joined)
 
     @property
     def seats(self) -> list[Seat]:
-        """Of the members that have joined."""
         return [member.seat for member in self._joined.values()]
 
     def full(self, peer_id: str) -> bool:

@@ -3,8 +3,6 @@
 One member leads (leadership.py, leader.py); all others join its group (member.py). For some seconds after a newcomer
 has come, not all peers know it. A peer that is asked to lead and follows another one says so, and a leader tells the
 members that have not joined. When a leader dies its streams end, and the next one leads.
-
-The group waits for its slowest member: that is DiLoCo. It does not wait for a lost one.
 """
 
 from __future__ import annotations

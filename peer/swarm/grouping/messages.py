@@ -1,7 +1,5 @@
-"""The messages by which peers form one group, between the members and the leader.
-
-Who leads: leadership.py. During the inner steps each other member opens a stream to the leader (``JoinGroup``), which
-stays open until the round has ended; at its boundary it sends ``MemberReady``.
+"""The messages by which peers form one group, on a stream that each member opens to the leader during its inner steps
+and that stays open until the round has ended.
 
     member: JoinGroup       leader: Admitted | OtherLeader | Decline
     member: MemberReady     leader: WaitFor … , then Roster | OutOfDate (take another's state, then be ready again)

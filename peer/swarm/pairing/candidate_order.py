@@ -58,7 +58,6 @@ class CandidateOrder:
         return self._asked.get(peer_id, otherwise)
 
     def asks(self, peer_id: str) -> None:
-        """A proposal to it begins."""
         self._asked[peer_id] = clock.monotonic()
 
     def met(self, peer_id: str) -> None:
@@ -78,7 +77,6 @@ class CandidateOrder:
             self._silent[peer_id] = clock.monotonic()
 
     def end_round(self, round: int) -> None:
-        """The next round has begun."""
         if round not in self._met.values() and len(self._asked.keys() - self._met.keys()) >= MANY_DECLINE:
             self._ask_new_last()
         for peer_id in self._asked:

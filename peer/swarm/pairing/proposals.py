@@ -50,7 +50,6 @@ class Proposals:
         self._answered.set()
 
     def met(self, peer_id: str) -> None:
-        """It was met at this boundary."""
         self._order.met(peer_id)
         if self._boundary.run_ended:
             self._met_at_end.add(peer_id)

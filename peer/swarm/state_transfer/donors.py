@@ -18,9 +18,7 @@ def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens_per_step
 
     The step that a newcomer takes decides its learning rate and when its run ends. Two ids cost little, so two voices
     are no measure. A member that is faster than the median gets further and further ahead; one that was alone has done
-    what fits into the time at the median rate.
-
-    ``inner_steps``: of a round. ``tokens_per_step``: of an inner step, 0 when unknown.
+    what fits into the time at the median rate. ``tokens_per_step``: of an inner step, 0 when unknown.
     """
     if len(records) < 3:
         return list(records)
