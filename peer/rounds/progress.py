@@ -80,10 +80,6 @@ class Progress:
         """The swap has ended; 0: it has failed."""
         self._swap_until, self.swap_seconds = 0.0, seconds or self.swap_seconds
 
-    def judged(self, seconds: float) -> None:
-        """A merge was judged before the next one."""
-        self.judge_seconds = max(self.judge_seconds, seconds)
-
     def suspend(self) -> None:
         """No step follows before the next :meth:`begin`: when the boundary comes is not known."""
         self._last = None

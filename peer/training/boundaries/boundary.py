@@ -97,9 +97,9 @@ class Boundary(ABC):
 
     def judge(self) -> None:
         """Judge the last merge before the next one."""
-        began = clock.monotonic()
+        progress, began = self.context.progress, clock.monotonic()
         self.rollback.judge_before_next(left=self.phase_length.steps_left, sampled=not self.context.stop.requested)
-        self.context.progress.judged(clock.monotonic() - began)
+        progress.judge_seconds = max(progress.judge_seconds, clock.monotonic() - began)
 
     def _undone(self, trial: Trial, detail: str) -> None:
         if trial.merge is not None:
