@@ -195,10 +195,10 @@ class DivergenceTracker:
         further; ``taken`` is from its record.
         """
         before = self._partners.pop(peer_id, None)
-        same = before if before is not None and before.taken == taken and bool(before.times) is divergent else None
-        times, own_choice = (same.times, same.own_choice) if same is not None else (0, False)
-        own_choice = own_choice or (chosen and peer_id in self._known)
-        self._partners[peer_id] = DivergentSwaps(times + 1 if divergent else 0, ahead, taken, own_choice)
+        if before is None or before.taken != taken or bool(before.times) is not divergent:
+            before = DivergentSwaps(0, ahead, taken)
+        own_choice = before.own_choice or (chosen and peer_id in self._known)
+        self._partners[peer_id] = DivergentSwaps(before.times + divergent, ahead, taken, own_choice)
         ids = [it for it, last in self._partners.items() if last.own_choice is own_choice]
         for old in ids[:-REMEMBERED_PARTNERS]:
             del self._partners[old]
