@@ -17,12 +17,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.protocol import DHTProtocol
-from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidatorBase
+from hivemind.dht.validation import DHTRecord
 from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
 
 from peer.p2p import identity
-from peer.p2p.dht.limits import RecordLimit, RecordLimits, subkey_text
+from peer.p2p.dht.limits import RecordLimit, subkey_text, within_limits
 
 KEY_BITS = (2048, 4096)  # of a key, and its exponent is 65537: the check of a signature costs little
 EXPONENT = 65537
@@ -52,10 +52,9 @@ class Author:
     certificate = ""  # JSON, in an invited swarm
 
     def __init__(self, key: Path, plain: Mapping[bytes, RecordLimit] | None = None) -> None:
-        """``plain``: as for :class:`RecordLimits`."""
-        signatures = _Signatures(_private_key(key))
-        self.validator = _Validators([RecordLimits(plain), _Owners(self.admits), signatures])
-        self._owner = signatures.local_public_key.decode()
+        """``plain``: as for :func:`within_limits`."""
+        self.validator = _RecordValidator(_private_key(key), plain or {}, self.admits)
+        self._owner = self.validator.local_public_key.decode()
 
     @property
     def tag(self) -> str:
@@ -67,43 +66,28 @@ class Author:
         return True
 
 
-class _Owners(RecordValidatorBase):
-    """Is a subkey's id that of its key, and is it admitted?"""
+class _RecordValidator(RSASignatureValidator):
+    """hivemind's check of signatures, after those that take less time: the limits of a record, and its owner."""
 
-    def __init__(self, admits: Callable[[str, str], bool]) -> None:
-        self._admits = admits
+    def __init__(
+        self, private: RSAPrivateKey, plain: Mapping[bytes, RecordLimit], admits: Callable[[str, str], bool]
+    ) -> None:
+        super().__init__(private)
+        self._plain, self._admits = plain, admits
+        self._is_signed = lru_cache(VERIFIED)(super().validate)  # each record is checked once
 
     def validate(self, record: DHTRecord) -> bool:
+        try:
+            return within_limits(record, self._plain) and self._is_owned(record) and self._is_signed(record)
+        except Exception:  # noqa: BLE001 - an outsider's bytes, and every library of them has its own error
+            return False
+
+    def _is_owned(self, record: DHTRecord) -> bool:
+        """Is a subkey's id that of its key, and is it admitted?"""
         if record.subkey == DHTProtocol.IS_REGULAR_VALUE:
             return True
         owner = owner_of_subkey(subkey_text(record.subkey))
         return owner.peer_id == peer_id_of(owner.public.encode()) != "" and self._admits(*owner[::2])
-
-    @property
-    def priority(self) -> int:
-        """Before the signature is checked, which takes longer."""
-        return 15
-
-
-class _Signatures(RSASignatureValidator):
-    """hivemind's check, and each record is checked once."""
-
-    def __init__(self, private: RSAPrivateKey) -> None:
-        super().__init__(private)
-        self._verified = lru_cache(VERIFIED)(super().validate)
-
-    def validate(self, record: DHTRecord) -> bool:
-        return self._verified(record)
-
-
-class _Validators(CompositeValidator):
-    """hivemind's check of signatures raises for malformed keys; here they are invalid."""
-
-    def validate(self, record: DHTRecord) -> bool:
-        try:
-            return bool(super().validate(record))
-        except Exception:  # noqa: BLE001 - a stranger's bytes, and every library of them has its own error
-            return False
 
 
 @lru_cache(maxsize=4096)
@@ -118,7 +102,7 @@ def peer_id_of(public: bytes) -> str:
         encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         message = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=key.public_bytes(encoding, form))
         return identity.id_of(message.SerializeToString())
-    except Exception:  # noqa: BLE001 - a stranger's bytes, and every library of them has its own error
+    except Exception:  # noqa: BLE001 - an outsider's bytes, and every library of them has its own error
         return ""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.dht.validation import DHTRecord
 
 from peer import clock
 
@@ -37,31 +37,20 @@ class RecordLimit:
 RECORD = RecordLimit(2048, 60.0)
 
 
-class RecordLimits(RecordValidatorBase):
+def within_limits(record: DHTRecord, plain: Mapping[bytes, RecordLimit]) -> bool:
     """``plain``: limits of the only keys that hold a value without subkeys, by the key's bytes."""
-
-    def __init__(self, plain: Mapping[bytes, RecordLimit] | None = None) -> None:
-        self._plain = dict(plain or {})
-
-    def validate(self, record: DHTRecord) -> bool:
-        """Is it within the limits?"""
-        plain = record.subkey == DHTProtocol.IS_REGULAR_VALUE
-        limit = self._plain.get(record.key) if plain else RECORD
-        if limit is None or len(record.value) > limit.size or len(record.subkey) > SUBKEY_BYTES:
-            return False
-        if not record.expiration_time <= clock.unix() + limit.lifetime + CLOCKS:
-            return False
-        if not plain and subkey_text(record.subkey) is None:
-            return False
-        text, rest = split_text(record.value)
-        # else who strips the signature unpacks more than the text
-        whole = not rest or (not plain and SIGNATURE.fullmatch(rest) is not None)
-        return text is not None and whole and limit.accepts(text)
-
-    @property
-    def priority(self) -> int:
-        """Before signatures are checked (10)."""
-        return 20
+    has_subkey = record.subkey != DHTProtocol.IS_REGULAR_VALUE
+    limit = RECORD if has_subkey else plain.get(record.key)
+    if limit is None or len(record.value) > limit.size or len(record.subkey) > SUBKEY_BYTES:
+        return False
+    if not record.expiration_time <= clock.unix() + limit.lifetime + CLOCKS:
+        return False
+    if has_subkey and subkey_text(record.subkey) is None:
+        return False
+    text, rest = split_text(record.value)
+    # else who strips the signature unpacks more than the text
+    whole = not rest or (has_subkey and SIGNATURE.fullmatch(rest) is not None)
+    return text is not None and whole and limit.accepts(text)
 
 
 def subkey_text(packed: bytes) -> str | None:

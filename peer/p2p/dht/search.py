@@ -178,8 +178,7 @@ async def write(dht: DHTNode, key: str, subkey: str, record: Held, nodes: Iterab
     unsigned = DHTRecord(
         place.to_bytes(), protocol.serializer.dumps(subkey), protocol.serializer.dumps(record.text), record.expires
     )
-    validator = protocol.record_validator
-    value = unsigned.value if validator is None else validator.sign_value(unsigned)
+    value = protocol.record_validator.sign_value(unsigned)
 
     async def store(node: PeerID) -> bool:
         if node == dht.peer_id:

@@ -71,7 +71,7 @@ class SimulatedDHT:
             routing_table=table,
             storage=SimpleNamespace(get=self._own, store_subkey=self._store_own),
             serializer=MSGPackSerializer,
-            record_validator=None,
+            record_validator=SimpleNamespace(sign_value=lambda record: record.value),
             client_mode=client,
         )
         everyone[host.peer_id] = self

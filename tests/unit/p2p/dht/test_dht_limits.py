@@ -16,12 +16,12 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
 
 from peer.p2p import dht  # its import mends hivemind
-from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, RecordLimit, RecordLimits
+from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, RecordLimit, within_limits
 from peer.p2p.dht.mended import LEVELS
 from peer.swarm.directory import records
 from tests.swarm.support.packets import nested
 
-LIMITS = RecordLimits({b"list": RecordLimit(5000, 1000.0)})
+LIMITS = {b"list": RecordLimit(5000, 1000.0)}
 PLAIN = DHTProtocol.IS_REGULAR_VALUE
 CHILD = """
 import sys
@@ -49,8 +49,8 @@ def test_records_of_members_are_within_them() -> None:
     longest = max(records.LIFETIME, records.RUNS_LIFETIME)
     signed = packed("x" * records.RECORD_BYTES) + b"[signature:" + b"A" * 344 + b"]"
     subkey = packed("Qm" + "x" * 44 + "[owner:ssh-rsa " + "A" * 372 + "]")
-    assert LIMITS.validate(record(signed, subkey, longest))
-    assert LIMITS.validate(record(packed("x" * 4900), PLAIN, 1000.0, b"list"))
+    assert within_limits(record(signed, subkey, longest), LIMITS)
+    assert within_limits(record(packed("x" * 4900), PLAIN, 1000.0, b"list"), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_records_of_members_are_within_them() -> None:
     ],
 )
 def test_all_else_is_refused(bad: DHTRecord) -> None:
-    assert LIMITS.validate(bad) is False
+    assert within_limits(bad, LIMITS) is False
 
 
 def read(data: bytes, mend: str) -> subprocess.CompletedProcess[bytes]:
