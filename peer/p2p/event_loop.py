@@ -65,11 +65,12 @@ class LoopThread:
         """As :meth:`spawn`, for what is needed as long as the thread runs: after an error it begins again."""
         self.spawn(_begun_again(work))
 
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
+    def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """As :meth:`spawn`, from the loop itself."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def close(self, goodbye: Coroutine[Any, Any, None] | None = None) -> None:
         """Cancel the background, run ``goodbye``, cancel all that is left, end the thread. Twice is fine."""

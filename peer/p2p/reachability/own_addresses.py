@@ -29,18 +29,14 @@ RESERVATION_TIMEOUT = 10.0  # seconds to wait for a reservation at a relay, befo
 
 
 class OwnAddresses:
-    """Belongs to the network thread. ``open_stream``: :meth:`peer.p2p.node.Node.open`; ``visible``: the daemon's own.
-
-    ``initial_peers``: addresses with ids. ``background``: runs a coroutine on the network thread. ``proven``: who is
-    asked beside the initial peers.
-    """
+    """Belongs to the network thread. ``initial_peers``: addresses with ids. ``proven``: who is asked beside them."""
 
     def __init__(
         self,
         open_stream: Open,
         visible: Visible,
         initial_peers: Sequence[str],
-        background: Callable[[Coroutine[Any, Any, None]], None],
+        background: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         proven: Proven,
     ) -> None:
         self._open, self._visible, self._background = open_stream, visible, background

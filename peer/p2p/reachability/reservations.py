@@ -10,20 +10,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, NoReturn
 
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import CIRCUIT, is_of_private_network, most_public, owner_of, place_of, relay_of, tcp_of
-from peer.p2p.reachability.relay import (
-    PING_SECONDS,
-    PONG_TIMEOUT,
-    RELAY_PROTOCOL,
-    Granted,
-    Ping,
-    Reserve,
-)
+from peer.p2p.reachability.relay import PING_SECONDS, PONG_TIMEOUT, RELAY_PROTOCOL, Granted, Ping, Reserve
 from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Open, Stream, StreamLost
 
 log = get_logger("relay")
@@ -42,16 +35,12 @@ async def try_reservation(open_stream: Open, relay: str) -> None:
 
 
 class Reservations:
-    """Belongs to the network thread. ``open_stream``: :meth:`peer.p2p.node.Node.open`.
-
-    ``others``: addresses of further relays, as far as they are known now.
-    """
+    """Belongs to the network thread. ``others``: addresses of further relays, as far as they are known now."""
 
     def __init__(self, open_stream: Open, relays: Sequence[str], others: Callable[[], Sequence[str]] = tuple) -> None:
         """``relays``: addresses with ids; the first of each id is used."""
         self._open, self._relays, self._others = open_stream, relays, others
-        self._wanted = 0
-        self._tasks: set[asyncio.Task[Any]] = set()  # of :meth:`_keep`
+        self._tasks: list[asyncio.Task[None]] = []  # of :meth:`_keep`
         self._asked: set[str] = set()  # ids of relays that hold a reservation, or are asked for one
         self._failed: dict[str, tuple[float, float]] = {}  # by id: when to ask again, and the pause before
         self._held: dict[str, str] = {}  # addresses of relays, and what others are told; oldest reservation first
@@ -69,32 +58,24 @@ class Reservations:
         """Where others reach this peer, without its id."""
         return [f"{relay}{CIRCUIT}" for relay in list(self._held.values())]
 
-    def start(self, background: Callable[[Coroutine[Any, Any, None]], None], count: int) -> None:
+    def start(self, background: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], count: int) -> None:
         """Keep ``count`` reservations from now on, if not more."""
-        for _ in range(count - self._wanted):
-            background(self._keep())
-        self._wanted = max(count, self._wanted)
+        self._tasks += [background(self._keep()) for _ in range(count - len(self._tasks))]
 
     def stop(self) -> None:
         """Give all of them back."""
-        self._wanted = 0
-        self._first.clear()
         for task in self._tasks:
             task.cancel()
+        self._tasks.clear()
+        self._first.clear()
 
     async def first(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for a reservation; is there one?"""
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._first.wait(), timeout)
-        except TimeoutError:
-            return False
-        return True
+        return self._first.is_set()
 
     async def _keep(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         look = PAUSE
         while True:
             relay = self._choose()

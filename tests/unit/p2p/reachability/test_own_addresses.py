@@ -70,8 +70,9 @@ class Place:
         self.otherwise = otherwise
         return self.found
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self.tasks.append(asyncio.get_running_loop().create_task(work))
+        return self.tasks[-1]
 
 
 def test_an_address_that_stays_is_looked_at_by_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
