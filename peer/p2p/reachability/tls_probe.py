@@ -18,6 +18,7 @@ from cryptography.hazmat import asn1
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from google.protobuf.message import DecodeError
 from hivemind.proto import crypto_pb2
 
 from peer.p2p.identity import id_of
@@ -77,20 +78,12 @@ def _peer_id(certificate: bytes | None) -> str:
         extension = parsed.extensions.get_extension_for_oid(_EXTENSION).value
         assert isinstance(extension, x509.UnrecognizedExtension)
         signed = asn1.decode_der(SignedKey, extension.value)
-        key, signature = signed.public_key, signed.signature
+        key = serialization.load_der_public_key(crypto_pb2.PublicKey.FromString(signed.public_key).data)
+        if not isinstance(key, RSAPublicKey):
+            raise ValueError("an identity is an RSA key here")
         form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-        _verify(key, signature, _SIGNED_PREFIX + parsed.public_key().public_bytes(*form))
-    except (ValueError, AssertionError, x509.ExtensionNotFound, InvalidSignature, UnsupportedAlgorithm):
+        message = _SIGNED_PREFIX + parsed.public_key().public_bytes(*form)
+        key.verify(signed.signature, message, padding.PKCS1v15(), hashes.SHA256())
+    except (ValueError, AssertionError, DecodeError, x509.ExtensionNotFound, InvalidSignature, UnsupportedAlgorithm):
         raise NotLibp2p("its certificate has no libp2p identity") from None
-    return id_of(key)
-
-
-def _verify(key: bytes, signature: bytes, signed: bytes) -> None:
-    try:
-        message = crypto_pb2.PublicKey.FromString(key)
-    except Exception:  # noqa: BLE001 - protobuf's own type, of a stranger's bytes
-        raise ValueError("not a key") from None
-    public = serialization.load_der_public_key(message.data)
-    if not isinstance(public, RSAPublicKey):
-        raise ValueError("an identity is an RSA key here")
-    public.verify(signature, signed, padding.PKCS1v15(), hashes.SHA256())
+    return id_of(signed.public_key)
