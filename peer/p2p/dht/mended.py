@@ -23,10 +23,8 @@ class _Depth(threading.local):
 
 
 def bound_nesting() -> None:
-    """From now on deeper nesting and unknown types raise ``ValueError``. A second call changes nothing."""
+    """From now on deeper nesting and unknown types raise ``ValueError``."""
     decode: Any = MSGPackSerializer._decode_ext_types
-    if hasattr(decode, "bounded"):
-        return
     depth = _Depth()
     known = (MSGPackSerializer._TUPLE_EXT_TYPE_CODE, *MSGPackSerializer._ext_type_codes)
 
@@ -39,7 +37,6 @@ def bound_nesting() -> None:
         finally:
             depth.levels -= 1
 
-    bounded.bounded = True  # type: ignore[attr-defined]
     MSGPackSerializer._decode_ext_types = bounded
 
 
