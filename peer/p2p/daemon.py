@@ -44,19 +44,18 @@ class Daemon:
         self,
         *,
         identity: Path | None,
-        addresses: Sequence[str],
+        address: str,
         announce: Sequence[str] = (),
         upnp: bool = False,
         relayed: bool = False,
         timeout: float = 60.0,
     ) -> None:
-        """Start, and wait at most ``timeout`` seconds until it listens on ``addresses`` (multiaddrs).
+        """Start, and wait at most ``timeout`` seconds until it listens on ``address`` (a multiaddr).
 
         ``identity``: the file of its key; without one it has a new key. ``relayed``: others cannot dial this node.
         It tries to replace each relayed connection by a direct one then (hole punching).
         """
-        for address in addresses:
-            _require_free(address)
+        _require_free(address)
         _remove_leftovers()
         self.sockets = Path(tempfile.mkdtemp(prefix=folder_prefix()))
         self.control = f"/unix{self.sockets}/p2pd.sock"
@@ -68,20 +67,18 @@ class Daemon:
         self._reader = threading.Thread(target=self._read, name="p2pd-output", daemon=True)
         try:
             load_or_create(self.key)
-            self._process = self._started(addresses, announce, upnp=upnp, relayed=relayed)
+            self._process = self._started(address, announce, upnp=upnp, relayed=relayed)
             self._reader.start()
-            self._wait(timeout, addresses)
+            self._wait(timeout, address)
         except BaseException:  # Ctrl+C too
             self.stop()
             raise
 
-    def _started(
-        self, addresses: Sequence[str], announce: Sequence[str], *, upnp: bool, relayed: bool
-    ) -> subprocess.Popen[str]:
+    def _started(self, address: str, announce: Sequence[str], *, upnp: bool, relayed: bool) -> subprocess.Popen[str]:
         command = [
             str(files("hivemind.hivemind_cli") / "p2pd"),
             f"-listen={self.control}",
-            f"-hostAddrs={','.join(addresses)}",
+            f"-hostAddrs={address}",
             "-dhtClient=1",  # dht/whereabouts.py replaces its server
             *(["-forceReachabilityPrivate=1"] if relayed else []),
             "-relay=1",
@@ -92,9 +89,8 @@ class Daemon:
             "-idleTimeout=30s",
             f"-natPortMap={int(upnp)}",
             f"-id={self.key}",
+            *([f"-announceAddrs={','.join(announce)}"] if announce else []),
         ]
-        if announce:
-            command.append(f"-announceAddrs={','.join(announce)}")
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -156,11 +152,10 @@ class Daemon:
         self._process.stdout.close()
         self._ready.put(False)
 
-    def _wait(self, timeout: float, addresses: Sequence[str]) -> None:
+    def _wait(self, timeout: float, address: str) -> None:
         try:
             started = self._ready.get(timeout=timeout)
         except Empty:
-            self.stop()
             raise RunError(
                 f"the p2p daemon did not start within {timeout:.0f} s; "
                 "raise peer.network.start_timeout on a slow machine"
@@ -168,13 +163,10 @@ class Daemon:
         if started:
             return
         said = " ".join(self._output)
-        self.stop()
         if "address already in use" in said:
-            raise _occupied(addresses[0])
+            raise _occupied(address)
         if "cannot assign requested address" in said:
-            raise UserError(
-                f"no such address on this machine: {addresses[0]}; set the host to 0.0.0.0 or a local address"
-            )
+            raise UserError(f"no such address on this machine: {address}; set the host to 0.0.0.0 or a local address")
         _, wrong, which = said.partition("failed to parse multiaddr ")
         if wrong:
             raise UserError(

@@ -102,7 +102,7 @@ class Node(LoopThread):
         settings = self._settings
         self._daemon = Daemon(
             identity=settings.identity,
-            addresses=[f"/ip4/{settings.host}/tcp/{settings.port if port is None else port}"],
+            address=f"/ip4/{settings.host}/tcp/{settings.port if port is None else port}",
             announce=reach.announce,
             upnp=settings.upnp and not reach.relayed and not settings.host.startswith("127."),
             relayed=reach.relayed,

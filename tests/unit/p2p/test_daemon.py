@@ -28,7 +28,7 @@ from tests.unit.virtual import run
 def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("GOMEMLIMIT", "1GiB")
-    running = Daemon(identity=None, addresses=["/ip4/127.0.0.1/tcp/0"])
+    running = Daemon(identity=None, address="/ip4/127.0.0.1/tcp/0")
     yield running
     running.stop()
 
@@ -46,7 +46,7 @@ def test_a_port_that_another_daemon_holds_is_not_shared(daemon: Daemon, monkeypa
     monkeypatch.setattr("peer.p2p.daemon.clock.monotonic", lambda: sum(looks))
     address = f"/ip4/127.0.0.1/tcp/{listening_port(daemon.pid)}"
     with pytest.raises(UserError, match=f"^port occupied: cannot listen on {address}; choose another port"):
-        Daemon(identity=None, addresses=[address])
+        Daemon(identity=None, address=address)
     assert sum(looks) == pytest.approx(LINGERING)
 
 
@@ -55,7 +55,7 @@ def test_a_daemon_that_ends_after_its_killed_peer_keeps_the_port_from_nobody(
 ) -> None:
     monkeypatch.setattr("peer.p2p.daemon.clock.sleep", lambda _: daemon.stop(timeout=30))
     address = f"/ip4/127.0.0.1/tcp/{listening_port(daemon.pid)}"
-    again = Daemon(identity=None, addresses=[address])
+    again = Daemon(identity=None, address=address)
     try:
         assert again.pid != daemon.pid and listening_port(again.pid) == int(address.rpartition("/")[2])
     finally:
@@ -73,7 +73,7 @@ def test_a_daemon_that_ends_after_its_killed_peer_keeps_the_port_from_nobody(
 def test_what_is_no_address_is_a_mistake_of_the_user(address: str, announce: tuple[str, ...], which: str) -> None:
     """It was exit code 1, after which systemd starts the node again and again."""
     with pytest.raises(UserError, match=rf'^not an address: "[^"]*{which}[^"]*": .*/ip4/203\.0\.113\.7/tcp/31337$'):
-        Daemon(identity=None, addresses=[address], announce=announce)
+        Daemon(identity=None, address=address, announce=announce)
 
 
 def test_the_key_of_a_guest_that_was_killed_is_removed_by_the_next_daemon() -> None:
@@ -85,7 +85,7 @@ def test_the_key_of_a_guest_that_was_killed_is_removed_by_the_next_daemon() -> N
         assert key is not None and key.exists() and key.parent.name.startswith(f"noloco-{os.getpid()}-")
         left = key.parent.with_name(key.parent.name.replace(str(os.getpid()), str(ended.pid)))
         shutil.copytree(key.parent, left)
-        Daemon(identity=None, addresses=["/ip4/127.0.0.1/tcp/0"]).stop()
+        Daemon(identity=None, address="/ip4/127.0.0.1/tcp/0").stop()
         assert key.exists() and not left.exists()
     assert not key.exists()
 

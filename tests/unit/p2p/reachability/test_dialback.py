@@ -139,7 +139,7 @@ def test_who_asks_too_often_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fresh_connection_proves_who_listens(tmp_path: Path) -> None:
     key = tmp_path / "identity.key"
     peer_id = identity.load_or_create(key)
-    daemon = Daemon(identity=key, addresses=["/ip4/127.0.0.1/tcp/0"])
+    daemon = Daemon(identity=key, address="/ip4/127.0.0.1/tcp/0")
     try:
         port = listening_port(daemon.pid)
         assert run(who_answers("127.0.0.1", port, 5)) == peer_id
