@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 from peer import clock
-from peer.p2p.stream import StreamLost
 
 CONDITION_SECONDS = 1.0  # between two looks of a thread that waits
 
@@ -65,8 +64,3 @@ class Handover:
                 self.require_open()
                 self._awaited = True
             await self._told.wait()
-
-
-def lost(error: Exception) -> Exception:
-    """What a connection's failure is for those that wait for its parts."""
-    return error if isinstance(error, TimeoutError) else StreamLost(f"its direct connections are lost: {error}")

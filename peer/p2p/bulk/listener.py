@@ -110,7 +110,7 @@ async def _role(secure: ssl.SSLSocket, transfer: BulkTransfer) -> Role:
     if not hmac.compare_digest(said[:-1], transfer.token) or said[-1] not in tuple(Role):
         raise ConnectionRefusedError("it has another token")
     await ready(secure, partial(secure.send, ACCEPTED))
-    return Role(said[-1]).opposite
+    return Role.SERVE if said[-1] == Role.PULL else Role.PULL
 
 
 async def connect(host: str, port: int, transfer: BulkTransfer, role: Role) -> ssl.SSLSocket:
@@ -123,15 +123,11 @@ async def connect(host: str, port: int, transfer: BulkTransfer, role: Role) -> s
         await loop.sock_connect(sock, (host, port))
         await loop.sock_sendall(sock, transfer.id)
         theirs = await transfer.partner()
-        secure = await handshake(sock, transfer.context(server=False), theirs, server=False)
-    except BaseException:
-        sock.close()
-        raise
-    try:
+        sock = secure = await handshake(sock, transfer.context(server=False), theirs, server=False)
         await ready(secure, partial(secure.send, transfer.token + bytes([role])))
         if await read(secure, len(ACCEPTED)) != ACCEPTED:
             raise ConnectionRefusedError("it does not accept the token")
     except BaseException:
-        secure.close()
+        sock.close()
         raise
     return secure

@@ -17,7 +17,7 @@ from peer.logs import get_logger
 from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.bulk.connection import BulkConnection
 from peer.p2p.bulk.growth import MOST_CONNECTIONS
-from peer.p2p.bulk.handover import Handover, lost
+from peer.p2p.bulk.handover import Handover
 from peer.p2p.bulk.receiving import IncomingParts
 from peer.p2p.bulk.secure import Credentials
 from peer.p2p.bulk.sending import OutgoingParts
@@ -35,10 +35,6 @@ class Role(enum.IntEnum):
 
     PULL = 1  # it asks for parts
     SERVE = 2  # it sends those that it is asked for
-
-    @property
-    def opposite(self) -> Role:
-        return Role.SERVE if self is Role.PULL else Role.PULL
 
 
 class BulkTransfer:
@@ -153,8 +149,11 @@ class BulkTransfer:
 
     def lose(self, reason: Exception | None = None) -> None:
         """No connection is left, and there will be none: whoever waits is told why."""
+        error = reason or self._last_loss
+        if not isinstance(error, TimeoutError):
+            error = StreamLost(f"its direct connections are lost: {error}")
         for side in (self.incoming, self.outgoing):
-            side.fail(lost(reason or self._last_loss))
+            side.fail(error)
 
     def close(self) -> None:
         """End all connections and whatever waits for them. Twice is fine."""
