@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 WINDOW_BYTES = 32 * 2**20  # bytes of parts after the first one that is missing or in use
 LEAST_WINDOW_PARTS = 4  # parts
+ArrivedPart = tuple[memoryview, bytearray, bytes]  # the reader's room for it, its bytes, their digest, which is right
 
 
 def window(size: int) -> int:
@@ -21,14 +22,6 @@ class AskedPart(NamedTuple):
     number: int
     size: int
     first_missing: int
-
-
-class ArrivedPart(NamedTuple):
-    """A part whose digest is right, and the room that its reader has for it."""
-
-    room: memoryview
-    data: bytearray
-    digest: bytes
 
 
 class PayloadParts:
@@ -71,7 +64,7 @@ class PayloadParts:
         """Part ``number`` has come."""
         room = self._missing.pop(number, None)
         if room is not None:
-            self._came[number] = ArrivedPart(room, data, digest)
+            self._came[number] = room, data, digest
 
     def arrived_or_absent(self, number: int) -> bool:
         """Part ``number`` has come, or there is none in this payload."""

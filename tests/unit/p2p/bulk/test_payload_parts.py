@@ -97,7 +97,7 @@ def test_the_reader_gets_the_room_and_the_data_of_each_part_and_knows_the_end() 
     payload.take(0, data, DIGEST)
     assert payload.arrived_or_absent(0)
     given = payload.give_out(0)
-    assert given.room is room and given.data is data and given.digest == DIGEST
+    assert given[0] is room and given[1] is data and given[2] == DIGEST
     assert not payload.arrived_or_absent(0) and payload.arrived_or_absent(1)
 
 
