@@ -18,10 +18,8 @@ LONGEST = 128  # characters of an address in a record
 MOST_ADDRESSES = 8  # in a record
 _BACKLOG = 256
 _OWNER = re.compile(r"/p2p/([1-9A-HJ-NP-Za-km-z]+)$")
-_PRIVATE_NETWORKS = tuple(
-    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"))
-)
-_PRIVATE_IPV6 = ipaddress.ip_network("fc00::/7")
+_PRIVATE_IPV4 = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16")
+_PRIVATE_NETWORKS = [ipaddress.ip_network(it) for it in (*_PRIVATE_IPV4, "fc00::/7", "fe80::/10")]
 _DIRECT = re.compile(r"/(?:ip4/([0-9.]+)|ip6/([0-9a-fA-F:.]+))/tcp/(\d{1,5})$")
 
 
@@ -96,8 +94,6 @@ def is_loopback(address: str) -> bool:
 def is_private(host: str) -> bool:
     """Is it an IP address that other networks do not route? (Python's ``is_private`` has documentation ranges too.)"""
     address = ipaddress.ip_address(host)
-    if isinstance(address, ipaddress.IPv6Address):
-        return address in _PRIVATE_IPV6 or address.is_link_local or address.is_loopback
     return address.is_loopback or any(address in it for it in _PRIVATE_NETWORKS)
 
 

@@ -205,6 +205,7 @@ def test_addresses() -> None:
     assert tcp_of("/ip6/2001:db8:0::1/tcp/5") == ("2001:db8::1", 5)
     assert tcp_place("2001:db8::1", 5) == "/ip6/2001:db8::1/tcp/5"
     assert is_private("192.168.1.2") and is_private("100.64.0.1") and not is_private("203.0.113.5")
+    assert is_private("fd00::1") and is_private("fe80::1") and is_private("::1") and not is_private("2001:db8::1")
     long = "/dns4/" + "a" * 120 + "/tcp/1"
     assert for_record([f"/ip4/127.0.0.1/tcp/5/p2p/{ME}", f"{circuit}/p2p/{ME}", long]) == (circuit,)
     assert for_record([f"/ip4/127.0.0.1/tcp/5/p2p/{ME}"]) == ("/ip4/127.0.0.1/tcp/5",)
