@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import tempfile
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -89,8 +88,8 @@ class Owner:
 class Admission:
     """What a member knows: the swarm's owner, its own certificate, and the revoked ids."""
 
-    def __init__(self, owner: str, own: Certificate, now: Callable[[], float] = lambda: clock.unix()) -> None:
-        self.owner, self.own, self._now = owner, own, now
+    def __init__(self, owner: str, own: Certificate) -> None:
+        self.owner, self.own = owner, own
         self.revocations = Revocations(number=0, peer_ids=[])
         self._revoked: frozenset[str] = frozenset()
 
@@ -100,7 +99,7 @@ class Admission:
             return "the invitation is not signed by the owner of this swarm"
         if certificate.peer_id != peer_id:
             return "the invitation is for another peer"
-        if certificate.expires <= self._now():
+        if certificate.expires <= clock.unix():
             return "the invitation has expired"
         return "the invitation was revoked" if peer_id in self._revoked else ""
 

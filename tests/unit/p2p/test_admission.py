@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dht_bootstrap import owner as book
+from peer import clock
 from peer.errors import RunError, UserError
 from peer.p2p import identity
 from peer.p2p.admission.dht_rules import (
@@ -56,9 +57,10 @@ def admission(owner: Owner = OWNER, own: Certificate = OWN) -> Admission:
     return Admission(owner.public, own)
 
 
-def test_a_certificate_admits_its_peer_until_it_expires_or_is_revoked() -> None:
+def test_a_certificate_admits_its_peer_until_it_expires_or_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    it = Admission(OWNER.public, OWN, now=lambda: now[0])
+    monkeypatch.setattr(clock, "unix", lambda: now[0])
+    it = admission()
     certificate = OWNER.certify(OTHER, "other", 2000.0)
     assert it.objection(certificate, OTHER) == ""
     assert "another peer" in it.objection(certificate, PEER)
@@ -147,12 +149,13 @@ def test_nothing_is_heard_from_who_does_not_show_a_certificate() -> None:
 
 
 @pytest.mark.parametrize("ends", ["by the owner's list", "with the time"])
-def test_open_streams_end_with_the_invitation(ends: str) -> None:
+def test_open_streams_end_with_the_invitation(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those on which a peer shows no certificate, as the circuits that a relay joins."""
 
     async def talk() -> list[bool]:
         now = [1000.0]
-        it = Admission(OWNER.public, OWN, now=lambda: now[0])
+        monkeypatch.setattr(clock, "unix", lambda: now[0])
+        it = admission()
         gate, streams = Gate(it), []
         for name, expires, shows in ((OTHER, 2000.0, True), (OTHER, 2000.0, False), (PEER, 3000.0, True)):
             caller, called = await stream_pair()
