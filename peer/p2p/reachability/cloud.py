@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from peer.logs import get_logger
@@ -33,14 +32,12 @@ class CloudPort:
     advice: str = ""
 
 
-def announced(
-    host: str, port: int, given: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
-) -> tuple[str, ...]:
+def announced(host: str, port: int, given: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The multiaddrs to announce for a node that listens on ``host`` and TCP ``port``, with one line in the log.
 
     ``given`` by the user are left as they are. Empty: nothing is known, so reachability is found out as elsewhere.
     """
-    found = None if given else find(host, port, environment)
+    found = None if given else find(host, port)
     if found is None:
         return given
     if found.address:
@@ -50,26 +47,25 @@ def announced(
     return ()
 
 
-def find(host: str, port: int, environment: Mapping[str, str] | None = None) -> CloudPort | None:
+def find(host: str, port: int) -> CloudPort | None:
     """What the environment says of TCP ``port``; ``None`` outside of such a cloud, and for a node on loopback."""
-    environment = os.environ if environment is None else environment
     if host.startswith("127."):
         return None
     for cloud, address, prefix in CLOUDS:
-        if any(name.startswith(prefix) for name in environment):
-            return _mapped(cloud, address, prefix, port, environment)
+        if any(name.startswith(prefix) for name in os.environ):
+            return _mapped(cloud, address, prefix, port)
     return None
 
 
-def _mapped(cloud: str, address: str, prefix: str, port: int, environment: Mapping[str, str]) -> CloudPort:
+def _mapped(cloud: str, address: str, prefix: str, port: int) -> CloudPort:
     variable = f"{prefix}{port}"
-    if variable not in environment:
-        inside = [it for name in environment if (it := name.removeprefix(prefix)) != name and _is_port(it)]
+    if variable not in os.environ:
+        inside = [it for name in os.environ if (it := name.removeprefix(prefix)) != name and _is_port(it)]
         some = ", ".join(sorted(it for it in inside if it != SSH_PORT)[:LISTED_PORTS])
         said = f"{cloud} maps no port to {f'TCP {port}' if port else 'a port that is chosen at the start'}"
         ready = f", or choose one that is mapped already ({some})" if some else ""
         return CloudPort(said, advice=f"map the port that is in the settings (31338 for example){ready}")
-    host, outside = environment.get(address, ""), environment[variable]
+    host, outside = os.environ.get(address, ""), os.environ[variable]
     if not _is_public(host):
         said = f"{cloud}'s {address} is ignored: {host[:LONGEST_VALUE]!r} is no public IPv4 address"
     elif not _is_port(outside):
