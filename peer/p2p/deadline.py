@@ -72,9 +72,7 @@ async def unless_away(
     patience: float = LEAVING_SECONDS,
     period: float = clock.SLICE,
 ) -> T:
-    """The result of ``work``. Raises :class:`Leaving` when this peer has been ``away`` for ``patience`` seconds; it
-    looks every ``period`` seconds.
-    """
+    """The result of ``work``. Raises :class:`Leaving` when this peer has been ``away`` for ``patience`` seconds."""
     seconds = 0.0
     async with running(work) as (task,):
         while not (await asyncio.wait([task], timeout=period))[0]:

@@ -167,8 +167,7 @@ def guest_node(
     caller joins with ``client=True``. It is stopped at the end.
 
     ``settings.identity`` is replaced. ``owner``: the expected one; without it an empty ``invitation`` is none.
-    ``member``: how it greets members, if it does.
-    Raises one-line errors only.
+    ``member``: how it greets members, if it does. Raises one-line errors only.
     """
     with TemporaryDirectory(prefix=f"{folder_prefix()}guest-") as folder:
         key = Path(folder, "guest.key")

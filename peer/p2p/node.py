@@ -233,7 +233,7 @@ class Node(LoopThread):
                     await self._gate.show(stream)
                 self.own.called(stream.origin)
                 await handler(stream)
-            except Exception as error:  # noqa: BLE001 - a stranger's request must not end the listener
+            except Exception as error:  # noqa: BLE001 - an outsider's request must not end the listener
                 log.debug("stream %s from %s: %s: %s", protocol, stream.remote, type(error).__name__, error)
                 stream.close()
 

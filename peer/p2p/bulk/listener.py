@@ -1,4 +1,4 @@
-"""Both ends of a connection: the port, and the dialler. A stranger gets a little time and nothing else, and no thread.
+"""Both ends of a connection: the port, and the dialler. An outsider gets a little time and nothing else, and no thread.
 
     dialler: the transfer's id; TLS with both certificates; token, role      listener: accepted
 

@@ -62,10 +62,7 @@ class BulkReady(Message):
 
 
 class BulkPort:
-    """Direct connections of a node. Belongs to the network thread but for :meth:`start`.
-
-    ``spawn``: runs a coroutine in the background.
-    """
+    """Direct connections of a node. Belongs to the network thread but for :meth:`start`."""
 
     def __init__(self, proven: Proven, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._spawn = spawn

@@ -105,10 +105,8 @@ class IncomingParts(Handover):
             self.tell_loop()
 
     def _claim(self, asked: Sequence[AskedPart], most: float) -> AskedPart | None:
-        """The part to ask for next. Waits for one while nothing is ``asked``. ``most``: bytes that may be asked for at
-        a time.
-
-        ``None`` when this connection has asked for enough, or when all parts have come.
+        """The part to ask for next; waits for one while nothing is ``asked``. ``None`` when this connection has asked
+        for ``most`` bytes, or all parts have come.
         """
         with self.changed:
             self.require_open()

@@ -62,10 +62,7 @@ def subkey_text(packed: bytes) -> str | None:
 
 
 def split_text(packed: bytes) -> tuple[str | None, bytes]:
-    """The text at the start of a packed value, and what follows it; ``None`` when there is no text.
-
-    Nothing else is unpacked.
-    """
+    """The text at the start of a packed value, or ``None``, and what follows it. Nothing else is unpacked."""
     unpacker = msgpack.Unpacker(**_PLAIN, max_bin_len=0)
     unpacker.feed(packed)
     try:

@@ -18,7 +18,6 @@ STOP_CONNECT, STOP_STATUS = 0, 1  # kinds of a stop message
 OK, RESERVATION_REFUSED, LIMIT_EXCEEDED, CONNECTION_FAILED, NO_RESERVATION = 100, 200, 201, 203, 204
 CAP = 4096  # bytes of a message
 
-
 CIRCUIT_MESSAGES = message_classes(
     "circuit",
     {
@@ -30,9 +29,7 @@ CIRCUIT_MESSAGES = message_classes(
 
 
 async def read_hop(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """The kind of a caller's message, and the id of the peer that it wants.
-
-    Raises :class:`BadMessage`, ``asyncio.IncompleteReadError`` or ``OSError``; the caller sets the deadline."""
+    """The kind of a caller's message, and the id of the peer that it wants. Raises as :func:`read_delimited`."""
     message = await read_delimited(CIRCUIT_MESSAGES["HopMessage"], reader, CAP)
     if len(message.peer.id) > LONGEST_ID:
         raise BadMessage("not a peer id")

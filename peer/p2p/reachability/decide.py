@@ -71,9 +71,7 @@ async def decide(
     open_stream: Open, visible: Visible, asked: Sequence[str], upnp: bool = False, otherwise: Sequence[str] = ()
 ) -> Reachability:
     """By the answers of the nodes ``asked`` (addresses with ids), or of the members ``otherwise`` when none of them
-    answers.
-
-    Without an answer others are taken to reach us.
+    answers. Without an answer others are taken to reach us.
     """
     for group, conclude in ((asked, _concluded), (otherwise, _agreed)):
         views, places = list[View](), frozenset[str]()
@@ -176,9 +174,7 @@ async def view(open_stream: Open, address: str, places: Sequence[str]) -> View |
 
 
 async def _patiently(open_stream: Open, address: str, places: Sequence[str]) -> Heard:
-    """The answer of the node at ``address``, which is asked again while it is busy or does not answer. The caller sets
-    the deadline.
-    """
+    """The answer of the node at ``address``, asked again while it is busy or silent. The caller sets the deadline."""
     while True:
         pause, reason = FAILED_PAUSE, "it is busy"
         try:
@@ -202,10 +198,7 @@ async def seen_as(open_stream: Open, address: str) -> str:
 
 
 async def dialled_back(open_stream: Open, address: str, place: str) -> Result | None:
-    """What the node at ``address`` finds at ``place``, an address of ours; ``None`` when it does not say.
-
-    Raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``.
-    """
+    """What the node at ``address`` finds at ``place``, or ``None`` when it does not say. Raises as :func:`ask`."""
     heard = await ask(open_stream, owner_of(address), [address], [place])
     return heard.answer.tried[0].result if isinstance(heard, Heard) and heard.answer.tried else None
 

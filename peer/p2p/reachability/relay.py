@@ -6,9 +6,8 @@
 libp2p encrypts a circuit from end to end: the relay sees bytes. The p2p daemon's own relay is not used: it cuts a
 circuit after 128 KiB, and its flags for more count only once libp2p has found out by itself that it is public. Only
 admitted peers get a reservation, which ends with their invitation (admission/gate.py). The number of circuits and their
-bytes a second are bounded, their duration is not: libp2p keeps a connection for as long as both its ends run. Where
-there is no room for one more, the circuit that has been unused for longest makes it; where all are used, one of the
-caller that has most of them does (:meth:`Relay._gives_way`). reservations.py is the side of the peer behind NAT.
+bytes a second are bounded, their duration is not: libp2p keeps a connection for as long as both its ends run, so one
+makes room for another (:meth:`Relay._gives_way`). reservations.py is the side of the peer behind NAT.
 """
 
 from __future__ import annotations

@@ -41,10 +41,7 @@ class NotLibp2p(Exception):
 
 
 async def who_answers(host: str, port: int, timeout: float) -> str:
-    """The peer id (base58) of the node that listens there.
-
-    Raises ``OSError`` when nobody takes the connection, ``TimeoutError``, or :class:`NotLibp2p`.
-    """
+    """The peer id (base58) of the node that listens. Raises ``OSError``, ``TimeoutError`` or :class:`NotLibp2p`."""
     async with asyncio.timeout(timeout):
         reader, writer = await asyncio.open_connection(host, port)
         try:
