@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -27,12 +27,10 @@ from peer.p2p.bulk.secure import Credentials
 from peer.p2p.bulk.transfer import TOKEN_BYTES, BulkTransfer, Role
 from peer.p2p.reachability.cloud import find
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
-from peer.rounds.backoff import Proven
+from peer.rounds.backoff import PeerBackoff, Proven
 from peer.rounds.types import Newest
 
 log = get_logger("bulk")
-
-Found = TypeVar("Found")
 
 LEAST_BULK = 4 * 2**20  # bytes of a transfer: for less, connections are not worth their round trips
 DIAL_SECONDS = 2.0  # for one connection: TCP, TLS and token
@@ -69,8 +67,8 @@ class BulkPort:
         self._places = Places(BULK_TRANSFERS, proven)
         self._listener = BulkListener(lambda wanted: self._transfers.get(wanted))
         self._transfers: dict[bytes, BulkTransfer] = {}
-        self._unreachable = _Memory[bool](UNREACHABLE_SECONDS)
-        self._useful = _Memory[int](USEFUL_SECONDS)  # connections of each direction
+        self._unreachable = PeerBackoff()
+        self._useful = Newest[tuple[int, float]](REMEMBERED_MEMBERS)  # connections of each direction, and until when
         self._credentials: Credentials | None = None
         self.port = 0
 
@@ -102,7 +100,7 @@ class BulkPort:
         if self.port:
             self._transfers = {key: it for key, it in self._transfers.items() if not it.closed}
             self._transfers[transfer.id] = transfer
-        dials = tcp_of(stream.origin) is not None and not self._unreachable.get(stream.remote)
+        dials = tcp_of(stream.origin) is not None and not self._unreachable.avoided(stream.remote)
         certificate = b64encode(self._credentials.certificate).decode()
         return BulkOffer(certificate=certificate, token=transfer.token.hex(), port=self.port, dials=dials)
 
@@ -137,20 +135,29 @@ class BulkPort:
         assert place is not None
         transfer.name(bytes.fromhex(theirs.token))
         began = clock.monotonic()
-        dialled, useful = _Dialler(stream, transfer, place[0], theirs.port), self._useful.get(stream.remote)
+        dialled, useful = _Dialler(stream, transfer, place[0], theirs.port), self._useful_with(stream.remote)
         reason = await dialled.more(dict.fromkeys(Role, min(useful or FIRST_CONNECTIONS, transfer.most)))
         if all(transfer.count(role) for role in Role):
             transfer.ready = True
             self._spawn(self._keep(dialled, Growth((clock.monotonic() - began) / TRIPS_TO_CONNECT, useful)))
             return
-        self._unreachable.put(stream.remote, True)
+        self._unreachable.note(stream.remote, UNREACHABLE_SECONDS, offence=False)
         why = fields(peer=stream.remote[-6:], place=f"{place[0]}:{theirs.port}", reason=reason)
         log.info("no direct connection, parts go over the p2p stream: %s", why)
 
     async def _keep(self, dialled: _Dialler, growth: Growth) -> None:
         await dialled.keep(growth)
         if growth.settled:
-            self._useful.put(dialled.stream.remote, growth.useful)
+            self._note_useful(dialled.stream.remote, growth.useful)
+
+    def _useful_with(self, peer_id: str) -> int | None:
+        count, until = self._useful.get(peer_id, (None, 0.0))
+        return count if until > clock.monotonic() else None
+
+    def _note_useful(self, peer_id: str, count: int) -> None:
+        """From now on; until when it is known already stays."""
+        if self._useful_with(peer_id) is None:
+            self._useful[peer_id] = count, clock.monotonic() + USEFUL_SECONDS
 
 
 def beside(p2p_port: int) -> int:
@@ -183,23 +190,6 @@ async def agree(stream: Stream, mine: BulkOffer | None, theirs: BulkOffer | None
     """As :meth:`BulkPort.agree`."""
     if stream.bulk_port is not None:
         await stream.bulk_port.agree(stream, mine, theirs)
-
-
-class _Memory(Generic[Found]):
-    """What was found out about members, by their ids; the last ones, for ``seconds`` each."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._known = Newest[tuple[Found, float]](REMEMBERED_MEMBERS)
-
-    def get(self, peer_id: str) -> Found | None:
-        value, until = self._known.get(peer_id, (None, 0.0))
-        return value if until > clock.monotonic() else None
-
-    def put(self, peer_id: str, value: Found) -> None:
-        """From now on; until when it is known already stays."""
-        if self.get(peer_id) is None:
-            self._known[peer_id] = value, clock.monotonic() + self._seconds
 
 
 class _Dialler:

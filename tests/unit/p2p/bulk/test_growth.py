@@ -170,13 +170,13 @@ def test_what_was_useful_with_a_member_is_remembered(monkeypatch: pytest.MonkeyP
     async def talk() -> None:
         async with sides() as two:
             port, remote = two.caller.port, two.caller.stream.remote
-            port._useful.put(remote, 5)
-            port._useful.put(remote, 7)  # it is known already
+            port._note_useful(remote, 5)
+            port._note_useful(remote, 7)  # it is known already
             await two.agree()
             bulk = two.caller.stream.bulk
             assert bulk is not None and [bulk.count(role) for role in Role] == [5, 5]
             later = clock.monotonic() + offer.USEFUL_SECONDS
             monkeypatch.setattr("peer.clock.monotonic", lambda: later)
-            assert port._useful.get(remote) is None
+            assert port._useful_with(remote) is None
 
     asyncio.run(asyncio.wait_for(talk(), 100))
