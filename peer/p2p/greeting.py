@@ -20,7 +20,6 @@ from pydantic import ConfigDict, Field
 from peer import __version__
 from peer.config.digest import first_difference
 from peer.logs import get_logger
-from peer.p2p import identity
 from peer.p2p.addresses import is_loopback
 from peer.p2p.admission.dht_rules import Authority, invited
 from peer.p2p.admission.invitation import unless_empty
@@ -173,7 +172,6 @@ def guest_node(
         key = Path(folder, "guest.key")
         given = unless_empty(invitation) if owner is None else invitation
         authority = None if given is None else invited(given, key, owner)
-        identity.load_or_create(key)
         me = member or MemberIdentity("guest", run="", config="", canonical="", layout="")
         node = MemberNode(replace(settings, identity=key), authority, me)
         try:
