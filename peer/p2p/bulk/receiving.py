@@ -111,20 +111,15 @@ class IncomingParts(Handover):
         with self.changed:
             self.require_open()
             while True:
-                if len(asked) < LEAST_ASKED_PARTS or sum(it.size for it in asked) < most:
-                    part = self._next()
+                wants_more = len(asked) < LEAST_ASKED_PARTS or sum(it.size for it in asked) < most
+                if wants_more and not self._payload.whole:  # else the next payload has not begun
+                    part = self._payload.next()
+                    self._look_for_the_end()
                     if part is not None:
                         return part
                 if asked or self.complete:
                     return None
                 self.wait()
-
-    def _next(self) -> AskedPart | None:
-        if self._payload.whole:  # the next one has not begun
-            return None
-        part = self._payload.next()
-        self._look_for_the_end()
-        return part
 
     def _look_for_the_end(self) -> None:
         if self._payload.whole:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from hivemind.p2p import PeerID
 from pydantic import Field
@@ -190,13 +190,10 @@ class Relay:
                 if await circuit_messages.read_stop_status(called.reader) != circuit_messages.OK:
                     return circuit_messages.CONNECTION_FAILED
             await caller.write(circuit_messages.hop_status(circuit_messages.OK), MESSAGE_TIMEOUT)
-            await self._carry(circuit, caller, called)
+            pipes = self._pipe(circuit, caller, called), self._pipe(circuit, called, caller)
+            async with running(*pipes, circuit.over.wait()) as tasks:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return circuit_messages.OK
-
-    async def _carry(self, circuit: Circuit, *ends: Stream) -> None:
-        works: list[Awaitable[Any]] = [self._pipe(circuit, *both) for both in (ends, ends[::-1])]
-        async with running(*works, circuit.over.wait()) as tasks:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
     async def _pipe(self, circuit: Circuit, source: Stream, sink: Stream) -> None:
         """Forward until one side ends or no byte moves for :data:`CIRCUIT_IDLE` seconds."""
