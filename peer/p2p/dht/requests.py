@@ -30,7 +30,7 @@ from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Spending
 from peer.p2p.dht.authors import Author, owner_of_subkey
 from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, rows_of, subkey_text
 from peer.p2p.dht.mended import calls_have_ended, mend_calls
-from peer.p2p.dht.search import FINGERPRINT_BYTES, KNOWN_RECORDS, NEIGHBOURS, SAID, Known, without
+from peer.p2p.dht.search import FINGERPRINT_BYTES, KNOWN_RECORDS, NEIGHBOURS, SAID, Known, fingerprint
 from peer.p2p.identity import LONGEST_ID
 from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, message_classes
 from peer.rounds.backoff import Proven
@@ -242,7 +242,8 @@ def leave_out(request: FindRequest, answer: FindResponse) -> None:
         del result.nearest_node_ids[NEIGHBOURS:], result.nearest_peer_ids[NEIGHBOURS:]
         if result.type != FOUND_DICTIONARY:
             continue
-        _put(result, [] if said.everything else without(MSGPackSerializer.loads(result.value), key, known))
+        rows = () if said.everything else rows_of(result.value)
+        _put(result, (row for row in rows if fingerprint(key, row[0], row[2]) not in known))
 
 
 class CheckedP2P(P2P):

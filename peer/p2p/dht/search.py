@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import random
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -190,12 +190,3 @@ async def write(dht: DHTNode, key: str, subkey: str, record: Held, nodes: Iterab
     nodes = list(nodes)
     done = await asyncio.gather(*map(store, nodes))
     return {node for node, stored in zip(nodes, done, strict=True) if stored}
-
-
-def without(records: Any, key: bytes, known: Collection[bytes]) -> list[tuple[str, bytes, float]]:
-    """Those of a node's ``records`` whose fingerprints are not ``known``."""
-    return [
-        (subkey, value, expires)
-        for subkey, (value, expires) in records.items()
-        if fingerprint(key, subkey, expires) not in known
-    ]

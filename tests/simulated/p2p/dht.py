@@ -24,7 +24,7 @@ from hivemind.utils import MSGPackSerializer
 from peer.errors import RunError
 from peer.p2p.admission.dht_rules import REVOCATIONS, decode_revocations
 from peer.p2p.admission.invitation import Admission
-from peer.p2p.dht.search import COPIES, FINGERPRINT_BYTES, FIRST_NODES, NEIGHBOURS, SAID, Known, id_of, without
+from peer.p2p.dht.search import COPIES, FINGERPRINT_BYTES, FIRST_NODES, NEIGHBOURS, SAID, Known, fingerprint, id_of
 from peer.p2p.dial import parsed_id
 from tests.simulated.p2p.network import CALL, Host, Network
 from tests.simulated.runtime import EPOCH
@@ -121,7 +121,8 @@ class SimulatedDHT:
     def _found(self, key: DHTID, known: Collection[bytes], nothing: bool, asker: DHTID) -> tuple[Value | None, Any]:
         nodes = {place: it for place, it in self._neighbours(key, NEIGHBOURS + 1) if place != asker}
         live = self._own(key)
-        rows = [] if nothing or live is None else without(live.value, key.to_bytes(), known)
+        held = {} if nothing or live is None else live.value
+        rows = [(subkey, *it) for subkey, it in held.items() if fingerprint(key.to_bytes(), subkey, it[1]) not in known]
         size = sum(len(subkey) + len(value) + SIGNED for subkey, value, _ in rows)
         self._sent("answer", size + NODE * len(nodes))
         found = {subkey: Value(value, expires) for subkey, value, expires in rows}
