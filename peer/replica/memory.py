@@ -36,6 +36,7 @@ from peer.replica.sharded.channel import WINDOW_ELEMENTS
 from peer.replica.sharded.replica import blocks_of
 from peer.rounds.contribution import PART, most_open, parts
 
+CONTAINER = "/sys/fs/cgroup"
 TIGHT_SHARE = 0.87  # of what is free: an estimate is within 15%
 GPU_MEMORY = "GPU memory"
 
@@ -145,41 +146,30 @@ def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:
 
 def available_memory() -> int | None:
     """Free bytes without swapping, as Linux reports, within a container's limit; ``None`` on other systems."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
+    kibibytes = _figure("/proc/meminfo", "MemAvailable:")
+    if kibibytes is None:
         return None
-    limit, used = _of_container("memory.max"), _of_container("memory.current")
+    limit, used = _figure(f"{CONTAINER}/memory.max"), _figure(f"{CONTAINER}/memory.current")
     if limit is None or used is None:
-        return free
-    return min(free, max(0, limit - max(0, used - _inactive_file())))
+        return 1024 * kibibytes
+    # pages of files, which are in ``used`` and which the kernel can drop: the kubelet subtracts them too
+    droppable = _figure(f"{CONTAINER}/memory.stat", "inactive_file ") or 0
+    return min(1024 * kibibytes, max(0, limit - max(0, used - droppable)))
 
 
 def machine_memory() -> int:
     """Bytes of the host, used or free, within a container's limit."""
-    total, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _of_container("memory.max")
+    total, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _figure(f"{CONTAINER}/memory.max")
     return total if limit is None else min(total, limit)
 
 
-def _of_container(name: str) -> int | None:
-    """Bytes; ``None`` without a cgroup, and for "max"."""
+def _figure(path: str, begin: str = "") -> int | None:
+    """The number in a file of Linux, after ``begin`` in its line; ``None`` without one, as for "max"."""
     try:
-        return int(Path("/sys/fs/cgroup", name).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
-def _inactive_file() -> int:
-    """Bytes of file pages in this container that the kernel can drop; 0 when unknown. ``memory.current`` counts them.
-
-    The kubelet subtracts them too.
-    """
-    try:
-        lines = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        lines = Path(path).read_text(encoding="ascii").splitlines()
+        return next(int(line.removeprefix(begin).split()[0]) for line in lines if line.startswith(begin))
     except (OSError, StopIteration, ValueError, IndexError):
-        return 0
+        return None
 
 
 def one_by_one(peer: PeerConfig, ranks: int) -> bool:
