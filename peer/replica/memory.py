@@ -60,11 +60,13 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
     device = pick_device(peer.device)
     pinned, bf16, offload = has_streams(device), wants_bf16(peer.precision, device), peer.offload == "optimizer"
     outline = model.outline(run)
-    weights = 4 * model.parameter_count(outline)
-    moments = 4 * moment_count(outline, run.inner)
+    sizes = [it.numel() for it in outline.parameters() if it.requires_grad]
+    numel = sum(sizes)
+    weights, moments = 4 * numel, 4 * moment_count(outline, run.inner)
     shard, slack = -(-weights // ranks), allocator_slack(device)
     step = step_bytes(run, peer, device, ranks)
-    vector, vectors = _host_bytes(weights // 4, pinned), vector_names(run)
+    vector, vectors = _host_bytes(numel, pinned), vector_names(run)
+    swap = swap_bytes(numel) if run.exchange.overlap else weights * (1 + isinstance(run.outer, DiLoCoConfig))
     on_device = {
         "weights": shard,
         "gradients": 0 if offload else shard,
@@ -76,34 +78,28 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
     if offload and not one_by_one(peer, ranks):
         on_device["whole_gradients"] = shard
     if pinned and offload:
-        on_device["gradient_copies"] = under_way_bytes(
-            [4 * it.numel() for it in outline.parameters() if it.requires_grad]
-        )
+        on_device["gradient_copies"] = under_way_bytes([4 * it for it in sizes])
     # Parts to the host, and until the queued step ends those that come back. Several ranks wait for each copy instead.
     if pinned and run.exchange.overlap and ranks == 1:
-        count = len(parts(weights // 4))
-        on_device["swap_copies"] = sum(
-            4 * min(weights // 4, PART * most) for most in (2 * most_coming(count), most_open(count))
-        )
+        count = len(parts(numel))
+        on_device["swap_copies"] = sum(4 * min(numel, PART * it) for it in (2 * most_coming(count), most_open(count)))
     on_host = {
         "slow_weights": weights if ranks > 1 else vector,
         "window": min(4 * WINDOW_ELEMENTS, weights) if ranks > 1 else 0,
         "momentum": weights if "momentum" in vectors else 0,
         "kept": weights if "kept" in vectors else 0,
-        "swap_buffer": swap_bytes(weights // 4)
-        if run.exchange.overlap
-        else weights * (1 + isinstance(run.outer, DiLoCoConfig)),
+        "swap_buffer": swap,
         # before they are written to the disk
         "checkpoint": moments if (device.type != "cpu" and not offload) or ranks > 1 else 0,
         "process": PROCESS_BYTES * ranks,
     }
     if offload:  # with micro-batches, the sums and as much under way
-        sums = sum(_host_bytes(it.numel(), pinned) for it in outline.parameters() if it.requires_grad)
+        sums = sum(_host_bytes(it, pinned) for it in sizes)
         accumulated = 1 + (peer.micro_batch not in (None, run.batch_size))
         on_host |= {"weight_copies": vector, "gradients": sums * accumulated, "moments": moments}
     giving = weights * (1 + bool(on_host["momentum"]))
     # beside them θ, or this peer's change; no overlapped swap runs then
-    taking = giving + weights - (on_host["swap_buffer"] if run.exchange.overlap else 0)
+    taking = giving + weights - (swap if run.exchange.overlap else 0)
     if isinstance(run.outer, LocalConfig):  # it takes none
         taking = 0
     return Memory(sum(on_device.values()), sum(on_host.values()), {**on_device, **on_host}, giving, taking)
