@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -31,14 +31,6 @@ condition = threading.Condition  # for several threads that wait; not in virtual
 
 SLICE = 1.0  # seconds of waiting between two readings of the clock
 FREEZE = 1.0  # seconds by which a wait may be longer on a busy machine; a longer one was a freeze
-
-
-class RunningThread(Protocol):
-    """The thread in which an event loop runs."""
-
-    def is_alive(self) -> bool: ...
-
-    def join(self, timeout: float) -> None: ...
 
 
 def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
@@ -121,7 +113,7 @@ async def in_thread(work: Callable[Arguments, Result], *args: Arguments.args, **
                 await asyncio.wait([running])
 
 
-def start_loop(name: str, prepare: Callable[[], None]) -> tuple[asyncio.AbstractEventLoop, RunningThread]:
+def start_loop(name: str, prepare: Callable[[], None]) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     """An event loop that runs in a daemon thread. ``prepare``: what each thread of :func:`in_thread` does first.
 
     asyncio's own, whatever the program uses: a stream that is lost raises other errors in uvloop.

@@ -125,9 +125,7 @@ class Runtime:
         self.loop.call_later(self._chance.uniform(*IN_THREAD), run)
         return await done
 
-    def start_loop(
-        self, name: str, prepare: Callable[[], None]
-    ) -> tuple[asyncio.AbstractEventLoop, clock.RunningThread]:
+    def start_loop(self, name: str, prepare: Callable[[], None]) -> tuple[asyncio.AbstractEventLoop, _NetworkThread]:
         return self.loop, _NetworkThread()
 
     # -- greenlets
