@@ -61,8 +61,9 @@ class Moment(NamedTuple):
 
 
 class Reporter:
-    """Appends to the files in ``folder``; a resumed peer continues them. ``recent``: the last of the ``count`` rounds
-    of this process. ``pause``: its seconds do not count as time since the last merge and the last checkpoint.
+    """Appends to the files in ``folder``; a resumed peer continues them. ``reached``: the last round there, or 0.
+    ``recent``: the last of the ``count`` rounds of this process. ``pause``: its seconds do not count as time since the
+    last merge and the last checkpoint.
 
     The training thread reports. The network thread reads :meth:`status`, so its fields are replaced as a whole.
     """
@@ -80,22 +81,18 @@ class Reporter:
         metrics["last_checkpoint_timestamp_seconds"].set_function(lambda: self._unix(self._saved))
         self._refused: Counter[str] = Counter()
         self._rounds, self._evals = RowWriter(folder / ROUNDS), RowWriter(folder / EVALS)
-        self._reported = self.last_row()
+        self.reached = max((row["round"] for row in read_rows(self._rounds.path)), default=0)
         self.count, self.recent = 0, deque[RoundReport](maxlen=RECENT)
 
     @property
     def last(self) -> RoundReport | None:
         return self.recent[-1] if self.recent else None
 
-    def last_row(self) -> int:
-        """The last round in ``rounds.jsonl``; 0 when there is none. Call it before :meth:`rewind`."""
-        return max((row["round"] for row in read_rows(self._rounds.path)), default=0)
-
     def rewind(self, round: int, step: int) -> None:
         """Remove the rows after the state from which a peer resumes: the peer will repeat these rounds."""
         self._rounds.keep(lambda row: row["round"] <= round)
         self._evals.keep(lambda row: row["step"] <= step)
-        self._reported = round
+        self.reached = round
 
     def inner(self, report: InnerReport) -> None:
         """An inner phase ended, whether or not its round will be finished."""
@@ -110,9 +107,9 @@ class Reporter:
     def round(self, report: RoundReport) -> None:
         """A round ended."""
         boundary, averaged = report.boundary, report.averaged
-        if boundary.round <= self._reported:  # the peer took the weights of a member with fewer rounds
+        if boundary.round <= self.reached:  # the peer took the weights of a member with fewer rounds
             self.rewind(boundary.round - 1, boundary.step)
-        self._reported, self.count = boundary.round, self.count + 1
+        self.reached, self.count = boundary.round, self.count + 1
         self.recent.append(report)
         row = _row(report)
         self._rounds.append(row)

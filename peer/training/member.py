@@ -85,7 +85,7 @@ class Membership:
         has its batch would begin alone when its patience ends.
         """
         own, presence, counters = self.resources.own, self.presence, self.state.counters
-        reached, timeout = self.reporter.last_row(), own.network.join_timeout
+        reached, timeout = self.reporter.reached, own.network.join_timeout
         together = own.start_with > 1
         with self.resources.timer("join"):
             if resume is not None:

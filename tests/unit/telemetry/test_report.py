@@ -144,7 +144,7 @@ def test_a_peer_that_goes_on_with_weights_that_are_less_far_has_one_line_of_roun
         *((3, "timeout"), (4, "timeout")),
     ]
     assert [row["step"] for row in rows(tmp_path, "evals.jsonl")] == [10, 20, 30]
-    assert reporter.last_row() == 4
+    assert reporter.reached == 4
 
 
 def test_a_restart_goes_on_in_the_same_files(tmp_path: Path) -> None:
@@ -178,16 +178,16 @@ def test_rewinding_leaves_whole_lines_only(tmp_path: Path, cut: str) -> None:
 
 def test_a_peer_that_comes_back_knows_how_far_it_was(tmp_path: Path) -> None:
     reporter = Reporter(tmp_path, Metrics())
-    assert reporter.last_row() == 0
+    assert reporter.reached == 0
     for number in (1, 2, 3):
         reporter.round(round_report(number))
     reporter.close()
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "st')  # killed
     again = Reporter(tmp_path, Metrics())
-    assert again.last_row() == 3
+    assert again.reached == 3
     again.rewind(1, 10)
-    assert again.last_row() == 1
+    assert again.reached == 1
     again.close()
 
 
