@@ -114,8 +114,7 @@ class Reporter:
         row = _row(report)
         self._rounds.append(row)
         self._count(report)
-        if self._trackers:
-            self._trackers.log(boundary.step, _tracked(report))
+        self._trackers.log(boundary.step, _tracked(report))
         line = fields(
             round=boundary.round,
             step=boundary.step,
@@ -195,10 +194,6 @@ class Reporter:
     def saved(self) -> None:
         """A checkpoint was written."""
         self._saved = self._now()
-
-    def close(self) -> None:
-        """Close the trackers."""
-        self._trackers.close()
 
 
 def _row(report: RoundReport) -> dict[str, Any]:

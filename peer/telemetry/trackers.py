@@ -83,9 +83,6 @@ class Trackers:
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self._trackers = list(trackers)
 
-    def __len__(self) -> int:
-        return len(self._trackers)
-
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
         """Log the ``values`` that are finite numbers."""
         finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}

@@ -56,7 +56,7 @@ class Membership:
         self._stack = ExitStack()
         tracked = trackers.start(own.trackers, folder.path, run=run.name, peer=folder.name, peer_id=resources.peer_id)
         self.reporter = Reporter(folder.path, resources.metrics, tracked, resources.context.pause)
-        self._stack.callback(self.reporter.close)
+        self._stack.callback(tracked.close)
         layout = xxhash.xxh3_128_hexdigest(slow.layout().encode())
         self.node = node
         node.member = MemberIdentity(folder.name, run.name, digest(run), canonical(run), layout)

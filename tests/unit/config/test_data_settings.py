@@ -65,6 +65,5 @@ def test_where_validation_sets_are_is_not_part_of_the_run(tmp_path: Path) -> Non
 def test_the_first_loss_keeps_its_name_and_the_others_have_theirs(tmp_path: Path) -> None:
     reporter = Reporter(tmp_path, Metrics())
     reporter.evaluation(5, 100, 2.5, {"books": 3.0, "code": float("nan")})
-    reporter.close()
     row = json.loads((tmp_path / "evals.jsonl").read_text())
     assert row == {"step": 5, "tokens": 100, "val_loss": 2.5, "val_loss_books": 3.0, "val_loss_code": None}

@@ -153,7 +153,6 @@ def test_a_restart_goes_on_in_the_same_files(tmp_path: Path) -> None:
         reporter.rewind(number - 1, 10 * (number - 1))
         reporter.round(round_report(number))
         reporter.evaluation(10 * number, 640 * number, 3.0)
-        reporter.close()
     assert [row["round"] for row in rows(tmp_path)] == [1, 2]
     assert [row["step"] for row in rows(tmp_path, "evals.jsonl")] == [10, 20]
 
@@ -164,7 +163,6 @@ def test_rewinding_leaves_whole_lines_only(tmp_path: Path, cut: str) -> None:
     for number in (1, 2, 3):
         reporter.round(round_report(number))
         reporter.evaluation(10 * number, 640, 3.0)
-    reporter.close()
     for name in ("rounds.jsonl", "evals.jsonl"):
         with (tmp_path / name).open("a") as file:
             file.write(cut)
@@ -181,14 +179,12 @@ def test_a_peer_that_comes_back_knows_how_far_it_was(tmp_path: Path) -> None:
     assert reporter.reached == 0
     for number in (1, 2, 3):
         reporter.round(round_report(number))
-    reporter.close()
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "st')  # killed
     again = Reporter(tmp_path, Metrics())
     assert again.reached == 3
     again.rewind(1, 10)
     assert again.reached == 1
-    again.close()
 
 
 @pytest.mark.usefixtures("virtual")

@@ -28,7 +28,7 @@ def test_tensorboard_has_the_rounds_and_evaluations(tmp_path: Path) -> None:
     for number in (1, 2):
         reporter.round(round_report(number))
     reporter.evaluation(20, 1280, 2.5)
-    reporter.close()
+    started.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(it.step, it.value) for it in events.Scalars("train/loss")] == [(10, 3.0), (20, 3.0)]

@@ -36,17 +36,16 @@ def report(number: int, outcome: Outcome = Outcome.MERGED, partner: str = "b") -
     return RoundReport(BoundaryReport(number, 10 * number, 640 * number, inner), averaged, seconds, 0.1, 2)
 
 
-def write(folder: Path, *reports: RoundReport, evals: int = 2) -> Reporter:
+def write(folder: Path, *reports: RoundReport, evals: int = 2) -> None:
     reporter = Reporter(folder, Metrics())
     for item in reports:
         reporter.round(item)
     for step in range(evals):
         reporter.evaluation(10 * step, 640 * step, 5.0 - step)
-    return reporter
 
 
 def test_a_round_is_one_object_with_the_promised_keys(tmp_path: Path) -> None:
-    write(tmp_path, report(1)).close()
+    write(tmp_path, report(1))
     (row,) = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     promised = {"round", "step", "tokens", "train_loss", "partner", "outcome", "seconds", "bytes_sent", "staleness"}
     assert row.keys() >= promised | {"bytes_received"}
@@ -54,20 +53,19 @@ def test_a_round_is_one_object_with_the_promised_keys(tmp_path: Path) -> None:
 
 
 def test_a_resumed_peer_takes_back_what_it_will_do_again(tmp_path: Path) -> None:
-    write(tmp_path, report(1), report(2), report(3)).close()
+    write(tmp_path, report(1), report(2), report(3))
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "cut')
     reporter = Reporter(tmp_path, Metrics())
     reporter.rewind(2, 5)
     reporter.round(report(3))
-    reporter.close()
     rounds = [json.loads(line)["round"] for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert rounds == [1, 2, 3]
     assert len((tmp_path / "evals.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
-    write(tmp_path, report(1)).close()
+    write(tmp_path, report(1))
     path, tail = tmp_path / "rounds.jsonl", Tail("a", tmp_path)
     assert len(tail.poll()) == 1
     line = path.read_text()
@@ -84,7 +82,7 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
 
 def test_the_summary_adds_up(tmp_path: Path) -> None:
     rounds = [report(1), report(2, Outcome.ALONE), report(3, partner="c"), report(4, Outcome.TIMEOUT)]
-    write(tmp_path, *rounds).close()
+    write(tmp_path, *rounds)
     tail = Tail("a", tmp_path)
     tail.poll()
     row = tail.summary()
