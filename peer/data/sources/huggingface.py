@@ -26,16 +26,14 @@ TABLE_ROWS = 256  # rows that are read at once
 STREAMED_PIECES = 8  # few, because each part of a file transfers the whole file
 
 
-class TableSource:
-    """A :class:`peer.data.sources.source.DocumentSource` of a table with random access."""
+class TableSource(DocumentSource):
+    """Of a table with random access."""
 
     def __init__(self, table: Any, name: str, column: str) -> None:
         self._table, self._name, self._column = table, name, column
         self._range = min(RANGE_ROWS, ceil(len(table) / PIECES))
         self.names = [f"{Path(name).name}:{begin}:{len(table)}" for begin in range(0, len(table), self._range)]
         self.files = [0]
-        self.parts = 1
-        self.passed = 0
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         begin = shard * self._range
@@ -54,8 +52,8 @@ class TableSource:
         return f"{self._name} row {shard * self._range + row + 1}"
 
 
-class StreamedSource:
-    """A :class:`peer.data.sources.source.DocumentSource` of a streamed data set."""
+class StreamedSource(DocumentSource):
+    """Of a streamed data set."""
 
     def __init__(self, rows: Any, name: str, column: str) -> None:
         self._rows, self._name, self._column = rows, name, column
@@ -63,7 +61,6 @@ class StreamedSource:
         self.names = [f"{Path(name).name}:{shard}:{self._count}" for shard in range(self._count)]
         self.files = [0]  # not each shard: every one that is begun is a file to fetch
         self.parts = parts(self._count, STREAMED_PIECES)
-        self.passed = 0
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         with library_errors(self.position_text(shard, 0)):

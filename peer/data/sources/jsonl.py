@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size
+from peer.data.sources.source import MASK_COLUMN, Document, DocumentSource, Wanted, document, parts, size
 from peer.errors import UserError, of_disk
 
 RANGE_BYTES = 16 * 2**20  # bytes of a shard of a plain file
@@ -37,10 +37,8 @@ class FileRange:
     end: int | None
 
 
-class JsonLines:
-    """A :class:`peer.data.sources.source.DocumentSource` of ``files``: of each row the first of ``columns`` that it
-    has, a text or token ids.
-    """
+class JsonLines(DocumentSource):
+    """Of ``files``: of each row the first of ``columns`` that it has, a text or token ids."""
 
     def __init__(self, files: list[Path], columns: tuple[str, ...]) -> None:
         self._columns = columns
@@ -49,7 +47,6 @@ class JsonLines:
         self.names = [f"{part.path.name}:{part.begin}:{part.size}" for part in self._ranges]
         self.files = [shard for shard, part in enumerate(self._ranges) if not part.begin]
         self.parts = parts(len(self.names))
-        self.passed = 0
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         part = self._ranges[shard]

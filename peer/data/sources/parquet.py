@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size
+from peer.data.sources.source import MASK_COLUMN, Document, DocumentSource, Wanted, document, parts, size
 from peer.data.tokenizer import Tokenizer, fingerprint
 from peer.errors import UserError, of_disk
 
@@ -31,10 +31,9 @@ class RowGroup:
     columns: tuple[str, ...]
 
 
-class Parquet:
-    """A :class:`peer.data.sources.source.DocumentSource` of ``files``; reads the first of ``columns`` that exists.
-
-    If a file says which tokenizer, start and end it was made with, those must be of ``tokenizer``.
+class Parquet(DocumentSource):
+    """Of ``files``; reads the first of ``columns`` that exists. If a file says which tokenizer, start and end it was
+    made with, those must be of ``tokenizer``.
     """
 
     def __init__(self, files: list[Path], columns: tuple[str, ...], tokenizer: Tokenizer) -> None:
@@ -43,7 +42,6 @@ class Parquet:
         self.names = [f"{group.path.name}:{group.index}:{group.size}" for group in self._groups]
         self.files = [shard for shard, group in enumerate(self._groups) if not group.before]
         self.parts = parts(len(self.names))
-        self.passed = 0
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         import pyarrow

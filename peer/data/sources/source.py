@@ -30,8 +30,8 @@ class DocumentSource(Protocol):
 
     names: list[str]
     files: list[int]
-    parts: int
-    passed: int
+    parts: int = 1
+    passed: int = 0
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         """The rows of ``shard`` from row ``start`` on for which ``wanted`` is true. Other rows are not parsed.

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from peer.data.sources.source import Document, Wanted, parts, size
+from peer.data.sources.source import Document, DocumentSource, Wanted, parts, size
 from peer.errors import UserError, of_disk
 
 PIECE_BYTES = 64 * 1024  # bytes
 
 
-class Texts:
-    """A :class:`peer.data.sources.source.DocumentSource` of ``files``. Each file is a shard."""
+class Texts(DocumentSource):
+    """Of ``files``. Each file is a shard."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = files
         self.names = [f"{path.name}:{size(path)}" for path in files]
         self.files = list(range(len(files)))
         self.parts = parts(len(files))
-        self.passed = 0
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         path = self._files[shard]
