@@ -125,12 +125,7 @@ class Child:
     """
 
     def __init__(
-        self,
-        name: str,
-        module: str,
-        arguments: Sequence[str],
-        console: Path,
-        environment: Mapping[str, str] | None = None,
+        self, name: str, module: str, arguments: Sequence[str], console: Path, environment: Mapping[str, str] | None
     ) -> None:
         self.name, self.console, self.arguments = name, console, list(arguments)
         self._environment = environment or {}
