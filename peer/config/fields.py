@@ -58,9 +58,7 @@ def bytes_a_second(bitrate: str | None) -> float | None:
     return float(found[1]) * UNITS[found[2]] if found else None
 
 
-def _bitrate(value: Any) -> Any:
-    if value is None:
-        return None
+def _bitrate(value: Any) -> str:
     text = str(value)
     rate = bytes_a_second(text)
     if rate is None:
@@ -97,9 +95,7 @@ def minutes_of(hours: str) -> tuple[int, int]:
     return 60 * begin_hour + begin, 60 * end_hour + end
 
 
-def _hours(value: Any) -> Any:
-    if value is None:
-        return None
+def _hours(value: Any) -> str:
     if not isinstance(value, str) or not _HOURS.fullmatch(value):
         raise ValueError("hours are begin and end of a day's training in local time, such as 20:00-08:00")
     begin, end = minutes_of(value)
