@@ -45,9 +45,7 @@ def read_ahead(
     """
     pin = has_streams(device)
     if isinstance(stream, DocumentStream):
-        assert isinstance(run.data, Streamed)
-        depth = Shape(run.batch_size, 1, run.data.shuffle).batches
-        return Prefetched(stream, pin=pin, depth=depth, passed=stream.passed, away=away)
+        return Prefetched(stream, pin=pin, depth=stream.shape.batches, passed=stream.passed, away=away)
     return Prefetched(stream, pin=pin, away=away) if pin else stream  # tokens in memory take microseconds
 
 

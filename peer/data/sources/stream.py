@@ -44,7 +44,7 @@ class DocumentStream:
     """An endless :class:`peer.data.batches.BatchStream` of ``split``."""
 
     def __init__(self, split: Split, shape: Shape, *, seed: int, stream: int) -> None:
-        self._split, self._shape, self._seed, self._stream = split, shape, seed, stream
+        self._split, self.shape, self._seed, self._stream = split, shape, seed, stream
         self._batches: Iterator[tuple[Tensor, DataPosition]] | None = None
         self._place = DataPosition()  # start of the next batch's block
         self.position = 0
@@ -79,7 +79,7 @@ class DocumentStream:
 
     def _from_here(self) -> Iterator[tuple[Tensor, DataPosition]]:
         """Batches, each with the start of the next batch's block."""
-        shape, start = self._shape, self._place
+        shape, start = self.shape, self._place
         number, done = divmod(self.position, shape.batches)
         packer = _Packer(self._split, start, shape, seed=self._seed, stream=self._stream)
         while True:
