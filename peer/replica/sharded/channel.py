@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from peer.device.copies import pin_in_place
 from peer.errors import RunError, UserError
 from peer.replica.sharded.launch import Rank
 
@@ -61,11 +60,7 @@ class SharedMemory:
                 "end other programs, or choose a smaller model"
             ) from None
         whole = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.float32)
-        self._whole, self.phi, self.window = whole, whole[:numel], whole[numel:]
-
-    def pin(self, device: torch.device) -> None:
-        """Pin the memory, so that this process's ``device`` copies from it and to it directly."""
-        pin_in_place(self._whole, device)
+        self.whole, self.phi, self.window = whole, whole[:numel], whole[numel:]
 
 
 def gather(rank: Rank) -> tuple[int, dict[int, RankLine]]:

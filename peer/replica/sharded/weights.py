@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from peer.device.copies import pin_in_place
 from peer.outer.slow_weights import Fetched, SlowWeights, Span, moments_of
 from peer.replica.sharded.channel import SharedMemory
 from peer.replica.sharded.commands import OnShards
@@ -38,7 +39,7 @@ class WeightShards(SlowWeights):
         self.optimizer, self.window = optimizer, shared.window
         self._rank = rank
         if self._pinned:
-            shared.pin(self._device)
+            pin_in_place(shared.whole, self._device)  # so that this process's device copies from it and to it directly
 
     def read(self, key: str, start: int, stop: int) -> None:
         """Window ← elements ``start : stop``."""
