@@ -229,17 +229,10 @@ class Config(Section):
     peer: PeerConfig = PeerConfig()
 
     @model_validator(mode="after")
-    def _micro_batch(self) -> Config:
-        if self.peer.micro_batch and self.run.batch_size % self.peer.micro_batch:
-            raise ValueError(
-                f"run.batch_size {self.run.batch_size} is not a multiple of peer.micro_batch {self.peer.micro_batch}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _offload(self) -> Config:
-        if self.peer.offload == "optimizer" and self.run.inner.optimizer != "adamw":
-            raise ValueError(
-                f"peer.offload: optimizer is for AdamW, run.inner.optimizer is {self.run.inner.optimizer}; set none"
-            )
+    def _halves_fit(self) -> Config:
+        batch, micro, inner = self.run.batch_size, self.peer.micro_batch, self.run.inner.optimizer
+        if micro and batch % micro:
+            raise ValueError(f"run.batch_size {batch} is not a multiple of peer.micro_batch {micro}")
+        if self.peer.offload == "optimizer" and inner != "adamw":
+            raise ValueError(f"peer.offload: optimizer is for AdamW, run.inner.optimizer is {inner}; set none")
         return self
