@@ -150,7 +150,7 @@ class OuterLoopCallback(TrainerCallback):
         """The trainer has written a checkpoint: add the peer's state."""
         assert self.outer is not None
         said = {"training": self._training, "step": state.global_step, "outer": self.outer.state_dict()}
-        with replacing(_file(Path(args.output_dir) / f"checkpoint-{state.global_step}")) as new:
+        with replacing(Path(args.output_dir) / f"checkpoint-{state.global_step}" / OUTER_FILE) as new:
             torch.save(said, new)
         self._leave_at_the_end(state, control)
 
@@ -227,7 +227,7 @@ class OuterLoopCallback(TrainerCallback):
         name, resumed = f"checkpoint-{state.global_step}", args.resume_from_checkpoint
         folders = [it for it in (self._checkpoint, resumed) if isinstance(it, str | Path)]
         folders += [Path(written) / name, Path(args.output_dir) / name]
-        for file in dict.fromkeys(_file(Path(it)).resolve() for it in folders):
+        for file in dict.fromkeys((Path(it) / OUTER_FILE).resolve() for it in folders):
             if not file.exists():
                 continue
             try:
@@ -264,7 +264,3 @@ def _shuffle_for(peer_id: str, loader: Any) -> None:
             "peers with these arguments and this data read the same batches in the same order: give each data of its "
             "own, or shuffle it"
         )
-
-
-def _file(checkpoint: Path) -> Path:
-    return checkpoint / OUTER_FILE
