@@ -66,7 +66,19 @@ class Prefetched:
         """Wait until the next batch is read; ``False`` if this peer is away before. Raises :class:`RunError` when the
         source is silent; another error of the reader is for :meth:`take`.
         """
-        return self.begin() or self._came(self._coming[0])
+        if self.begin():
+            return True
+        next_batch, before, left = self._coming[0], self._passed(), DATA_SILENCE
+        while True:
+            clock.wait([next_batch], LOOK)
+            if next_batch.done():
+                return True
+            now = self._passed()
+            before, left = now, DATA_SILENCE if now > before else left - LOOK
+            if self._away():
+                return False
+            if left <= 0:
+                raise RunError(f"run.data: no row was read in {DATA_SILENCE:.0f} s; does the disk or network hang?")
 
     def begin(self) -> bool:
         """Begin to read, or go on; returns whether the next batch is read."""
@@ -84,20 +96,6 @@ class Prefetched:
             self._worker = None
         self._coming.clear()
         self._stream.close()
-
-    def _came(self, future: Future[_Read]) -> bool:
-        """Wait for it; ``False`` if this peer is away before. Raises :class:`RunError` when the source is silent."""
-        before, left = self._passed(), DATA_SILENCE
-        while True:
-            clock.wait([future], LOOK)
-            if future.done():
-                return True
-            now = self._passed()
-            before, left = now, DATA_SILENCE if now > before else left - LOOK
-            if self._away():
-                return False
-            if left <= 0:
-                raise RunError(f"run.data: no row was read in {DATA_SILENCE:.0f} s; does the disk or network hang?")
 
     def _read(self) -> _Read:
         (batch,) = self._stream.take(1)
