@@ -10,6 +10,7 @@ import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -115,11 +116,10 @@ def _texts(files: list[Path], key: str, tokenizer: Tokenizer) -> Iterator[bytes]
 def _any_bytes(path: Path, key: str) -> Iterator[bytes]:
     """The pieces of a file for the byte tokenizer, which accepts any bytes."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            yield from iter(partial(file.read, PIECE_BYTES), b"")
     except OSError as error:
         raise of_disk(f"run.data.{key}: cannot read {path}", error) from None
-    for start in range(0, len(data), PIECE_BYTES):
-        yield data[start : start + PIECE_BYTES]
 
 
 def _split(documents: Iterable[tuple[bytes, bytes]], tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
