@@ -1,7 +1,4 @@
-"""The training peer. README.md in this folder describes the packages.
-
-Reading order: training/trainer.py, replica/inner_loop.py, outer/noloco.py, exchange/pair/blocking.py,
-swarm/pairing/matchmaking.py.
+"""The training peer. README.md in this folder describes the packages and says in which order to read them.
 
 For other programs: :class:`peer.OuterLoop` (api/loop.py), :class:`peer.Round` (api/account.py),
 :class:`peer.UserError`, :class:`peer.RunError`.

@@ -1,6 +1,4 @@
-"""How a command ends: the two errors that print one line and no traceback, its exit code, and what becomes of an output
-that nobody reads any more or that goes to a full disk.
-"""
+"""How a command ends: errors that print one line and no traceback, exit codes, an output that cannot be written."""
 
 import errno
 import os
@@ -27,9 +25,7 @@ class RunError(Exception):
 
 
 def run_command(name: str, command: Callable[[], int | None]) -> int:
-    """Run ``command``, whose log lines have ``name``; returns its exit code: 0 done or asked to stop, 1 failed, 2 wrong
-    use or configuration.
-    """
+    """Run ``command``, whose log lines have ``name``; returns its exit code, 0 when it is done or was asked to stop."""
     logs.quiet_libraries()
     try:
         logs.setup(name)

@@ -84,21 +84,18 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def begin_command() -> None:
-    """A signal raises ``KeyboardInterrupt``, so that the command removes what it has made. What goes to an output that
-    is closed (``>&-``) is discarded.
-    """
+    """A signal raises ``KeyboardInterrupt``, so that the command removes what it has made."""
     for number in stop_signals():
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, interrupt)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        if getattr(sys, name) is None:  # it is closed (>&-)
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
 
 
 def keep_freed_memory() -> None:
     """The next parts of a swap take the memory that the last ones have left. By itself glibc gives it back at once, and
-    the system zeroes each page again. What is freed below memory in use stays in any case. macOS and musl stay as they
-    are.
+    the system zeroes each page again. macOS and musl stay as they are.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

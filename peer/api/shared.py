@@ -20,9 +20,8 @@ OF_THE_PROGRAM = ("tag",)  # only the program can say what else must be equal
 
 
 def of_swarm(own: OwnMember, given: Mapping[str, Any], state: Any = None) -> dict[str, Any]:
-    """Keys of ``run`` that most members have; ``given``: the program's. When nobody is there or tells them, those of
-    the saved ``state`` that it resumes; without one none: then swarm/connect.py compares the program's own with those
-    of members.
+    """Keys of ``run`` that most members have, or the saved ``state``; ``given``: the program's. Without both none: then
+    swarm/connect.py compares the program's own with those of members.
 
     Raises :class:`peer.errors.UserError` for a swarm that no program can join, and for several runs without a name.
     """

@@ -120,7 +120,7 @@ def require_trains(optimizers: Iterable[torch.optim.Optimizer], named: Named) ->
 
 def require_no_masters(optimizers: Iterable[torch.optim.Optimizer], spans: Sequence[Span]) -> None:
     """Raises :class:`RunError` for an optimizer with fp32 masters of 16-bit weights, from which its next step would
-    compute them, so that each merge is undone. Behind a step a rounded master is equal to the weight, as no moment is.
+    compute them, so that each merge is undone. After a step a rounded master equals its weight; a moment does not.
     Waits for the accelerator.
     """
     ours = {id(span.parameter) for span in spans}

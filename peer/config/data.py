@@ -53,15 +53,15 @@ class TextData(Data):
 
 
 class Streamed(Data):
-    """Sources of any size: read piece by piece during the run, never whole in memory."""
+    """Sources of any size: read piece by piece during the run, never whole in memory. One row in 100 is held out, and
+    validated on where there is no validation data; not beside a ``validation_split``, which all peers have.
+    """
 
     shuffle: int = Field(default=1024, gt=0)  # sequences that are shuffled together, and held in memory
 
 
 class JsonlData(Streamed):
-    """JSON Lines, also .gz, given as glob patterns. One row in 100 is held out: what is validated on with no
-    ``validation``.
-    """
+    """JSON Lines, also .gz, given as glob patterns."""
 
     name: Literal["jsonl"]
     train: Words = Field(min_length=1, json_schema_extra=LOCAL)
@@ -70,18 +70,14 @@ class JsonlData(Streamed):
 
 
 class C4Data(Streamed):
-    """A local copy of C4 English as it is distributed: ``c4-train.*.json.gz`` and ``c4-validation.*.json.gz``. One row
-    in 100 of the first is held out: what is validated on without the second.
-    """
+    """A local copy of C4 English as it is distributed: ``c4-train.*.json.gz`` and ``c4-validation.*.json.gz``."""
 
     name: Literal["c4"]
     folder: PathText = Field(json_schema_extra=LOCAL)
 
 
 class ParquetData(Streamed):
-    """Parquet with token ids (as ``noloco-peer tokenize`` writes it, or with padding and ``attention_mask``) or text.
-    One row in 100 is held out: what is validated on with no ``validation``.
-    """
+    """Parquet with texts or token ids, as ``noloco-peer tokenize`` writes it or with padding and ``attention_mask``."""
 
     name: Literal["parquet"]
     train: Words = Field(min_length=1, json_schema_extra=LOCAL)
@@ -91,7 +87,7 @@ class ParquetData(Streamed):
 
 class HuggingFaceData(Streamed):
     """A data set by its name on the Hub or a local path, read by the ``datasets`` library. A token for a set that is
-    not public comes from the environment (``HF_TOKEN``). With no ``validation_split`` one row in 100 is held out.
+    not public comes from the environment (``HF_TOKEN``).
     """
 
     name: Literal["huggingface"]

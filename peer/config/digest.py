@@ -29,7 +29,7 @@ def digest(run: SwarmRunConfig) -> str:
 
 
 def digest_of(text: str) -> str:
-    """The digest of the run whose canonical text this is; the text may be a stranger's."""
+    """The digest of the run whose canonical text this is; the text may be an outsider's."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -39,9 +39,7 @@ def canonical(run: SwarmRunConfig) -> str:
 
 
 def first_difference(mine: str, theirs: str) -> str:
-    """Names the first key in which two canonical runs differ, with both values, for example
-    ``run.inner.learning_rate is 0.001 here and 0.002 there``. ``theirs`` is untrusted.
-    """
+    """Names the first key in which two canonical runs differ, with both values. ``theirs`` is untrusted."""
     return difference(mine, theirs) or "no key differs: another version of noloco-peer"
 
 

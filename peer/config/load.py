@@ -74,10 +74,7 @@ _Dumper.yaml_implicit_resolvers = {
 def load(
     files: Path | Sequence[Path] | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
 ) -> Config:
-    """The resolved configuration; keys of a later file override those of earlier ones.
-
-    Raises :class:`UserError` with one line for anything that is wrong.
-    """
+    """The checked configuration. Raises :class:`UserError` for anything that is wrong."""
     return resolve(Config, files, overridden(overrides), environment)
 
 

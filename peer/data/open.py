@@ -20,10 +20,7 @@ from peer.device.copies import has_streams
 
 
 def corpus_of(run: RunConfig) -> corpus.Corpus:
-    """The run's data, split as every peer splits it: without the files of ``run.evaluation.sets`` to train on.
-
-    Raises :class:`peer.errors.UserError` as :func:`peer.data.corpus.load` does.
-    """
+    """The run's data, split as every peer splits it. Raises as :func:`peer.data.corpus.load`."""
     needed = run.evaluation.batches * run.batch_size * run.data.sequence_length + 1
     return corpus.load(run.data, run.evaluation.sets, needed)
 

@@ -1,6 +1,4 @@
-"""Every call of the hub has a deadline. An error of the Hugging Face libraries is one line: what the user can correct,
-or what may pass by itself.
-"""
+"""Every call of the hub has a deadline. An error of the Hugging Face libraries is one line."""
 
 from __future__ import annotations
 

@@ -85,13 +85,10 @@ class InnerLoop:
         self.moment_count = moment_count(model, self._settings)
 
     def run(self, batches: Iterable[Tensor]) -> InnerReport:
-        """Train on ``batches`` (``[B, T + 1]`` token ids each) until they end or this peer is away.
-
-        The loss stays on the device until the phase ends.
-        """
+        """Train on ``batches`` (``[B, T + 1]`` token ids each) until they end or this peer is away."""
         self.model.train()
         began = time.monotonic()
-        losses: list[Tensor] = []
+        losses: list[Tensor] = []  # they stay on the device until the phase ends
         tokens, norm, rate = 0, torch.tensor(0.0), 0.0
         for batch in batches:
             rate = learning_rate(self.step, self._total, self._settings)
@@ -129,9 +126,7 @@ class InnerLoop:
         return total, norm
 
     def _backward(self, batch: Tensor) -> Tensor:
-        """The gradients of the mean loss over ``batch``, and that loss. Where torch.compile fails on this machine, the
-        step begins anew without it.
-        """
+        """The gradients of the mean loss over ``batch``, and that loss; anew without torch.compile where that fails."""
         try:
             return self._gradients(batch)
         except (RuntimeError, OSError) as error:  # no compiler, no Triton for this GPU, an unknown operator
@@ -162,9 +157,7 @@ class InnerLoop:
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, batches: Iterable[Tensor], device: torch.device, autocast: bool = False) -> float:
-    """Mean loss in nats a token of ``model`` over ``batches`` (``[B, T + 1]`` token ids each); also between two inner
-    steps.
-    """
+    """Mean loss in nats a token over ``batches`` (``[B, T + 1]`` token ids each); also between two inner steps."""
     training = model.training
     model.eval()
     loss = float(torch.stack([batch_loss(model, batch, device, autocast) for batch in batches]).mean())
@@ -175,9 +168,7 @@ def mean_loss(model: nn.Module, batches: Iterable[Tensor], device: torch.device,
 def mean_loss_by_rows(
     model: nn.Module, batches: Iterable[Tensor], device: torch.device, *, autocast: bool = False
 ) -> float:
-    """As :func:`mean_loss`, one row at a time, where no micro-batch is known: the logits of a whole batch may be 250
-    GiB.
-    """
+    """As :func:`mean_loss`, one row at a time, where no micro-batch is known: a batch's logits may be 250 GiB."""
     return mean_loss(model, (row for batch in batches for row in batch.split(1)), device, autocast)
 
 

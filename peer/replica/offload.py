@@ -2,10 +2,7 @@
 
 The accelerator keeps the weights, with which the model computes, and each gradient only until it is copied; a compiled
 model gives all of them at once (memory.py: ``one_by_one``). The host has fp32 copies of the weights, the gradients and
-the moments, and runs torch's AdamW on them.
-
-Bytes a parameter over the bus: 4 to the host for the gradients of each micro-batch, 4 to the device for the weights of
-each step, and 4 to the host at the next step for tensors that anything else has changed, such as an outer step.
+the moments, and runs torch's AdamW on them. README.md says what crosses the bus.
 """
 
 from __future__ import annotations

@@ -71,7 +71,6 @@ class ActivityTimer:
     ``synchronize`` waits for the accelerator, so that an activity ends when its work has ended; not at the end of one
     with ``queued``, whose work belongs to the activity that contains it, nor after an error: what the accelerator does
     may never end then, as with a rank that is lost. One thread begins activities; any thread may read the totals.
-    The series, whose names are fixed, call an activity a phase (``phase_seconds_total``, label ``phase``).
     """
 
     def __init__(self, metrics: Metrics, synchronize: Callable[[], None] | None = None) -> None:

@@ -1,6 +1,4 @@
-"""What a peer reports: an object a round in ``rounds.jsonl``, an object an evaluation in ``evals.jsonl``, Prometheus
-series, log lines, and its part of the member record.
-"""
+"""What a peer reports: rows of ``rounds.jsonl`` and ``evals.jsonl``, series, log lines, a part of its record."""
 
 from __future__ import annotations
 
@@ -167,10 +165,7 @@ class Reporter:
         log.info(fields(step=step, val_loss=loss, **named))
 
     def status(self, totals: Mapping[str, float], members: int) -> Report:
-        """This peer's report for its record; ``totals``: seconds by activity, ``members``: live ones, itself included.
-
-        Call it from any thread.
-        """
+        """This peer's report for its record, for any thread. ``totals``: seconds by activity; ``members``: live."""
         merged = self._merged
         now = {
             "seconds": round(running(totals), 2),

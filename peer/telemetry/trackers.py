@@ -3,9 +3,6 @@
 pip install "noloco-peer[tensorboard]"     events in <run.dir>/<peer name>/tensorboard
 pip install "noloco-peer[wandb]"           project: the run's name; WANDB_API_KEY, WANDB_MODE=offline as always
 
-A program with a W&B run of its own begins it before the peer, as Hugging Face's Trainer does, or with
-``reinit="create_new"``. Otherwise W&B gives it the run that is there, which is the peer's.
-
 Steps are the swarm's inner steps. ``tokens`` is logged with each value, as another x-axis. A peer repeats steps after a
 crash, and all of them when it begins anew: then TensorBoard's folder is moved aside, and W&B has both in one run.
 """

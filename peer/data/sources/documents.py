@@ -2,9 +2,8 @@
 
 A *piece* is every ``parts``-th row of a shard. A stream reads the pieces in an order that is drawn from (seed, stream,
 epoch), each piece once an epoch. So no peer needs to know the number of peers. Two streams are independent drawings
-without replacement: when each has read a share f of the data, f² of the data is common to both in expectation (1% after
-a tenth each). At one moment two streams read the same piece with probability 1 / pieces (64 pieces or more; 8 or more
-when a data set is streamed from the Hub). Only a known world size could make the streams disjoint.
+without replacement: when each has read a share f of the data, f² of it is common to both, in expectation. At one moment
+they read the same piece with probability 1 / pieces. Only a known number of peers could make them disjoint.
 
 The content of a row decides whether it is held out, so a document is held out by every peer that has it, whatever its
 file is called there. A text and its token ids are two contents, but peers of one run agree on the format and column.

@@ -1,7 +1,4 @@
-"""The place of this process among the ranks that torchrun has started, and whether the run fits their number.
-
-torchrun --standalone --nproc-per-node 2 -m peer train --config configs/demo.yaml
-"""
+"""The place of this process among the ranks that torchrun has started, and whether the run fits their number."""
 
 from __future__ import annotations
 
