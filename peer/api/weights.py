@@ -130,11 +130,8 @@ def require_no_masters(optimizers: Iterable[torch.optim.Optimizer], spans: Seque
             if id(parameter) not in ours or parameter.element_size() > 2:  # averages of fp32 may be equal at first
                 continue
             for key, value in state.items():
-                if (
-                    type(value) in (Tensor, nn.Parameter)
-                    and value.dtype is torch.float32
-                    and value.shape == parameter.shape
-                ):
+                plain = type(value) in (Tensor, nn.Parameter) and value.dtype is torch.float32
+                if plain and value.shape == parameter.shape:
                     weights = parameter.detach().flatten()[:COMPARED]
                     pairs[key].append((value.flatten()[:COMPARED].to(weights), weights))
         for key, found in pairs.items():
