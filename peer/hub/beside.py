@@ -124,12 +124,11 @@ class Pusher:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _report(self, failure: str) -> None:
-        to, seconds = self._settings.to, clock.monotonic() - self._began
         if failure:
             log.warning("step %d is not pushed%s: %s", self._step, self._going_on, failure)
-        else:
-            self._pushed = self._step
-            log.info("pushed: %s", fields(step=self._step, to=to, seconds=seconds))
+            return
+        self._pushed, seconds = self._step, clock.monotonic() - self._began
+        log.info("pushed: %s", fields(step=self._step, to=self._settings.to, seconds=seconds))
 
 
 def _step(checkpoint: Path) -> int:

@@ -1,8 +1,7 @@
 """The memory that a peer needs, estimated from its configuration by ``noloco-peer check``, without weights.
 
 The activations are counted: one training step runs on fake tensors (shapes without data) under a dispatch mode that
-sums the live storages. So the estimate covers any model of transformers, micro-batches, autocast and gradient
-checkpointing.
+sums the live storages. So the estimate covers any model of transformers.
 """
 
 from __future__ import annotations

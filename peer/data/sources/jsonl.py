@@ -2,8 +2,7 @@
 
 A plain file is divided into ranges of 16 MiB. Each range is a shard, which can be read without the ranges before it. A
 .gz file is one shard: a row can be read only after all rows before it. Its checksum is at its end, so a file of up to 1
-GiB is read once in full before its first row is used. In a larger file an error is found when the reader reaches it;
-the rows before it have then been trained on.
+GiB is read once in full before its first row is used. In a larger one the rows before an error are trained on.
 """
 
 from __future__ import annotations
