@@ -55,8 +55,7 @@ class _Worker(concurrent.futures.Executor):
     """One daemon thread. The end of the process waits for those of a ``ThreadPoolExecutor``, whatever they do."""
 
     def __init__(self, name: str) -> None:
-        self._works: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]] | None]
-        self._works = queue.SimpleQueue()
+        self._works = queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]] | None]()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

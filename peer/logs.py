@@ -60,27 +60,24 @@ def attached(peer: str, logfile: Path) -> Iterator[None]:
     A program may have several peers: what is said :func:`on_behalf_of` another one is left out.
     """
     root = logging.getLogger(LOGGER)
-    theirs = [it for it in (*root.handlers, *logging.getLogger().handlers) if it not in _attached]
-    ours = [*([] if theirs else [StderrLog(sys.stderr)]), *_file(logfile)]
+    has_logging = not all(isinstance(it, StderrLog | PeerLog) for it in (*root.handlers, *logging.getLogger().handlers))
+    ours = [*([] if has_logging else [StderrLog(sys.stderr)]), *_file(logfile)]
     for handler in ours:
         handler.addFilter(lambda _: _acting.get() in (None, logfile))
     level = root.level
     _log_to(root, peer, ours)
     _levels.append(level)
-    _attached.extend(ours)
     on_behalf_of(logfile)
     try:
         yield
     finally:
         root.setLevel(_levels.pop())  # the last one restores the program's, in whatever order they end
         for handler in ours:
-            _attached.remove(handler)
             root.removeHandler(handler)
             handler.close()
 
 
-_attached: list[logging.Handler] = []  # of all peers within another program
-_levels: list[int] = []  # the logger's before each of them
+_levels: list[int] = []  # the logger's before each peer within another program
 _acting: ContextVar[Path | None] = ContextVar("the log of the peer that acts", default=None)
 
 
