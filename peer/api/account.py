@@ -60,10 +60,9 @@ def token_count(value: Any) -> int:
 
 
 def one_number(key: str, value: Any) -> float | Tensor:
-    """What the program gives as ``key`` of a step: a tensor of one element becomes a copy without dimensions.
+    """The number that the program gives as ``key`` of a step. Raises :class:`UserError` for anything else.
 
-    A copy, because the program may use the tensor again (a CUDA graph's output), and it is read up to H steps later.
-    Raises :class:`UserError` for what is no number, and for a tensor of several.
+    Of a tensor it is a copy: it is read up to H steps later, and the program may write to it (a CUDA graph's output).
     """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return value.detach().reshape(()).clone()

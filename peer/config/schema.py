@@ -1,8 +1,4 @@
-"""The configuration's types: ``run`` is equal in the whole swarm, ``peer`` is local to this machine.
-
-Peers compare the digest of ``run`` when a stream opens (digest.py). The defaults are here and in methods.py,
-data.py and model.py; load.py loads files and explains mistakes.
-"""
+"""The configuration's types: ``run`` is equal in the whole swarm, ``peer`` is local to this machine."""
 
 from __future__ import annotations
 

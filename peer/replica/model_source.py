@@ -1,8 +1,4 @@
-"""The files of ``run.model: auto``: a local folder, or a download from the Hugging Face hub.
-
-Peers must have equal model files, so :func:`pinned` adds the digest of the files to the run's configuration. Every
-handshake compares the digest of the run.
-"""
+"""The files of ``run.model: auto``: a local folder, or a download from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.t
 
 
 def pinned(config: Config) -> Config:
-    """``config`` with the digest of its model's files, to compare it with the configuration of another peer.
+    """``config`` with the digest of its model's files: it becomes part of the run's, which peers compare.
 
     Raises :class:`UserError` if the files are missing or have another digest than ``run.model.digest``.
     """

@@ -1,7 +1,4 @@
-"""The replica of a peer of several ranks, sharded by FSDP2; training/replica.py builds that of one rank.
-
-Each block of the model is gathered only while it computes.
-"""
+"""The replica of a peer of several ranks, sharded by FSDP2; training/replica.py builds that of one rank."""
 
 from __future__ import annotations
 
