@@ -75,9 +75,8 @@ def without_autocast() -> Iterator[None]:
     """A program's autocast does not reach what this thread computes here: it rounds products of fp32 to 16 bits, and
     refuses to join tensors of the other 16-bit type. Where there is none, this takes about ten microseconds.
     """
-    accelerator = torch.accelerator.current_accelerator()
     with ExitStack() as stack:
-        for kind in ("cpu",) if accelerator is None else ("cpu", accelerator.type):
+        for kind in ("cpu", *_REMEDIES):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
