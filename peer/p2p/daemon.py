@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from queue import Empty, Queue
+from zlib import crc32
 
 from peer import clock
 from peer.errors import RunError, UserError
@@ -28,6 +30,8 @@ from peer.p2p.identity import load_or_create
 
 log = get_logger("daemon")
 _FOLDER_PREFIX = "noloco-"
+# Bytes of the longest path of a Unix socket: macOS's, Linux has four more. What follows the folder's prefix in ours
+LONGEST_SOCKET, SOCKET_NAME = 103, len("12345678/p2pclient-12345678901.sock")
 # What p2pd reads of the environment, and no more: tokens of this user are not its business
 DAEMON_VARIABLES = ("PATH", "HOME", "TMPDIR", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK")
 DAEMON_STOP_SECONDS = 5.0  # for p2pd to end by itself when it is told to
@@ -56,6 +60,7 @@ class Daemon:
         It tries to replace each relayed connection by a direct one then (hole punching).
         """
         _require_free(address)
+        _require_short(tempfile.gettempdir())
         _remove_leftovers()
         self.sockets = Path(tempfile.mkdtemp(prefix=folder_prefix()))
         self.control = f"/unix{self.sockets}/p2pd.sock"
@@ -192,18 +197,36 @@ def _require_free(address: str) -> None:
     raise _occupied(address)
 
 
+def _require_short(folder: str) -> None:
+    """Where a socket has no room, hivemind says nothing: this node would train alone, as others could not call it."""
+    excess = len(os.fsencode(Path(folder, folder_prefix()))) + SOCKET_NAME - LONGEST_SOCKET
+    if excess > 0:
+        raise UserError(
+            f"the path of the temporary folder {folder} is {excess} bytes too long for a socket in it; set TMPDIR to a "
+            "shorter one"
+        )
+
+
 def _occupied(address: str) -> UserError:
     return UserError(f"port occupied: cannot listen on {address}; choose another port, or 0 for any free one")
 
 
 def folder_prefix() -> str:
     """Of this process' temporary folders. After a kill the next daemon of this machine removes them."""
-    return f"{_FOLDER_PREFIX}{os.getpid()}-"
+    return f"{_FOLDER_PREFIX}{os.getpid()}-{_machine()}-"
+
+
+def _machine() -> str:
+    """Where a process id is this one's: other machines (NFS) or containers may see the same temporary folder. Short, as
+    the path of a socket is.
+    """
+    link = Path("/proc/self/ns/pid")
+    return f"{crc32(f'{socket.gethostname()} {link.exists() and link.readlink()}'.encode()) & 0xFFFF:04x}"
 
 
 def _remove_leftovers() -> None:
     """Folders of processes that were killed before they could clean up."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*-*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*-{_machine()}-*"):
         pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path("/proc", pid).exists() and Path("/proc").exists():
             shutil.rmtree(folder, ignore_errors=True)

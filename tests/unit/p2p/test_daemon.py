@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from peer.errors import UserError
-from peer.p2p.daemon import HUNG_SECONDS, LINGERING, Daemon
+from peer.p2p.daemon import HUNG_SECONDS, LINGERING, LONGEST_SOCKET, SOCKET_NAME, Daemon, folder_prefix
 from peer.p2p.greeting import guest_node, guest_settings
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.p2p.reachability.decide import Reachability
@@ -88,6 +89,56 @@ def test_the_key_of_a_guest_that_was_killed_is_removed_by_the_next_daemon() -> N
         Daemon(identity=None, address="/ip4/127.0.0.1/tcp/0").stop()
         assert key.exists() and not left.exists()
     assert not key.exists()
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files, with a short path."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def test_what_another_machine_has_in_a_shared_temporary_folder_stays(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file server, or in one that two containers mount. Process ids there are none here, so the sockets of a
+    living peer were removed, and it ended after five minutes.
+    """
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    here, there = folder_prefix(), []
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("peer.p2p.daemon.socket.gethostname", lambda: "node-2")
+        there.append(folder_prefix())
+        elsewhere.undo()
+        elsewhere.setattr(Path, "readlink", lambda _: Path("pid:[4026532000]"))
+        there.append(folder_prefix())
+    assert len({here, *there}) == 3
+    folders = [Path(tempfile.mkdtemp(prefix=it.replace(f"-{os.getpid()}-", f"-{ended.pid}-"))) for it in (here, *there)]
+    Daemon(identity=None, addresses=["/ip4/127.0.0.1/tcp/0"]).stop()
+    assert set(temporary.iterdir()) == set(folders[1:])
+
+
+def test_a_temporary_folder_in_which_a_socket_has_no_room_is_a_line(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As TMPDIR of some clusters. Above 58 bytes nobody could call the peer, and nothing said so."""
+    room = LONGEST_SOCKET - SOCKET_NAME - len(f"/{folder_prefix()}")
+    for excess in (1, 0):
+        folder = temporary / ("x" * (room + excess - len(f"{temporary}/")))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        if excess:
+            with pytest.raises(UserError, match=f"^the path of the temporary folder {folder} is 1 bytes too long"):
+                Daemon(identity=None, addresses=["/ip4/127.0.0.1/tcp/0"])
+            continue
+        node = Node(NodeSettings(None, "127.0.0.1", 0))
+        try:
+            node.listen(Reachability())
+            assert len(os.fsencode(node.p2p._client_listen_maddr["unix"])) == LONGEST_SOCKET  # hivemind's socket
+        finally:
+            node.stop()
 
 
 def test_one_that_is_killed_and_not_gone_in_time_is_no_error(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
