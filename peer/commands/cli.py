@@ -29,6 +29,7 @@ from peer.config import load
 from peer.config.digest import digest
 from peer.config.schema import Config
 from peer.errors import RunError, UserError, print_error, run_command
+from peer.logs import printable
 from peer.process import Signals, Stop, begin_command, keep_freed_memory, stop_with_parent
 from peer.replica.sharded import launch
 
@@ -218,8 +219,14 @@ def _tokenize(args: argparse.Namespace) -> int:
     from peer.commands import tokenize as tokenizing
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # all cores: no training at the same time
-    say = partial(print, flush=True)
-    tokenizing.run(args.sources, args.out, args.tokenizer, end=args.end, column=args.column, say=say)
+    tokenizing.run(
+        args.sources,
+        args.out,
+        args.tokenizer,
+        end=args.end,
+        column=args.column,
+        say=lambda line: print(printable(line), flush=True),  # a name of a file may be no UTF-8
+    )
     return 0
 
 

@@ -43,8 +43,10 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
         raise UserError(f"OUT: cannot make the folder {out}: {error.strerror}") from None
     targets: set[Path] = set()
     for path in found:
-        stem = Path(path.name.removesuffix(".gz")).stem
-        target = out / f"{stem}-{crc32(str(path).encode()):08x}.parquet"  # two folders may have files of the same name
+        stem = Path(path.name.removesuffix(".gz")).stem.encode(errors="replace").decode()  # pyarrow wants UTF-8
+        target = (
+            out / f"{stem}-{crc32(str(path).encode(errors='surrogateescape')):08x}.parquet"
+        )  # two folders may have files of the same name
         targets.add(target)
         made_of = {"file": str(path), "bytes": size(path), "changed": path.stat().st_mtime_ns, "column": column}
         made_of |= {"vocabulary": tokenizer.known, "end": tokenizer.end}

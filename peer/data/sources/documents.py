@@ -52,7 +52,8 @@ class Split:
     @cached_property
     def fingerprint(self) -> str:
         """Changes when the files do."""
-        return f"{crc32(chr(10).join(self.source.names).encode()):08x}"
+        names = chr(10).join(self.source.names).encode(errors="surrogateescape")  # which need be no UTF-8
+        return f"{crc32(names):08x}"
 
     def documents(self, start: DataPosition, *, seed: int, stream: int) -> Iterator[tuple[DataPosition, Tokens]]:
         """An endless stream of documents, each with its start and end tokens, from ``start`` on."""

@@ -16,7 +16,7 @@ import yaml
 
 from peer.commands import tokenize
 from peer.commands.cli import main
-from peer.config.data import ParquetData, TokenizerConfig
+from peer.config.data import JsonlData, ParquetData, TokenizerConfig
 from peer.data import corpus
 from peer.data.sources import opening
 from peer.data.sources.documents import Split
@@ -66,6 +66,19 @@ def test_text_files_become_documents(tmp_path: Path) -> None:
     rows = pq.read_table(tmp_path / "out").column("input_ids").to_pylist()
     assert len(rows) > 2
     assert bytes(token for row in rows for token in row if token < 256).decode() == whole
+
+
+def test_a_name_that_is_no_utf_8_is_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As archives of older systems have them: it was a traceback, here and where such a file was trained on."""
+    for kind in (b"txt", b"jsonl"):
+        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9." + kind))
+        jsonl(path, texts(20))
+        with pytest.raises(SystemExit) as ended:
+            main(["tokenize", str(path), str(tmp_path / "out")])
+        assert ended.value.code == 0 and f"caf\\udce9.{kind.decode()}: " in capsys.readouterr().out
+    assert len(list((tmp_path / "out").glob("caf[?]-*.parquet"))) == 2
+    opened, _ = opening.splits(JsonlData(name="jsonl", train=(str(path),)), load(TokenizerConfig()))
+    assert len(opened.fingerprint) == 8
 
 
 def test_a_second_call_goes_on_where_the_first_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
