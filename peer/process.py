@@ -93,6 +93,11 @@ def begin_command() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
 
 
+def cores() -> int:
+    """Those that this process may use, which in a container or a job may be few of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def keep_freed_memory() -> None:
     """The next parts of a swap take the memory that the last ones have left. By itself glibc gives it back at once, and
     the system zeroes each page again. macOS and musl stay as they are.

@@ -20,7 +20,7 @@ from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
 from peer.device.accelerator import one_each
 from peer.errors import RunError, UserError, tell
-from peer.process import Child, Stop, stop_signals
+from peer.process import Child, Stop, cores, stop_signals
 from peer.training.run_folder import require_folder, set_aside, write_figures
 from peer.training.state import BEGIN_ANEW_ADVICE
 
@@ -115,7 +115,7 @@ class LocalSwarm:
             addresses = addresses_file.read_text(encoding="utf-8").split()
         except OSError as error:  # the node could not write it
             raise RunError(f"cannot read {addresses_file}: {error.strerror}; see {bootstrap.console}") from None
-        threads = max(1, (os.cpu_count() or 1) // len(self._names))
+        threads = max(1, cores() // len(self._names))
         common = [f"peer.network.host={LOCAL_HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
         common += [*self._overrides, *SEVERAL_ON_ONE_MACHINE]
         if self._config.peer.network.bulk_port != "off":

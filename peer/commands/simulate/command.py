@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.config.schema import Config
 from peer.errors import UserError, tell
-from peer.process import Signals
+from peer.process import Signals, cores
 from peer.training.run_folder import require_folder, set_aside, write_figures
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--swap-steps", type=int, metavar="K", help=swap)
     parser.add_argument("--non-iid", action="store_true", help="every replica reads its own part of the text")
     at_once = "replicas computed at once (default: cores)"
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help=at_once)
+    parser.add_argument("--workers", type=int, default=cores(), metavar="N", help=at_once)
 
 
 def _network_options(group: Any) -> None:

@@ -14,7 +14,7 @@ from peer.config.schema import Config
 from peer.device.accelerator import connect_ranks, device_count
 from peer.errors import UserError
 from peer.outer.slow_weights import SlowWeights
-from peer.process import LoopContext
+from peer.process import LoopContext, cores
 from peer.replica import model
 from peer.replica.inner_loop import InnerLoop
 from peer.replica.sharded import channel, launch
@@ -83,7 +83,7 @@ def _set_threads(wish: int | None, ranks: int) -> None:
     outer step. So the ranks share the cores. A user's own 1 looks the same: ``peer.threads`` is the way to ask for it.
     """
     if wish is None and os.environ.get("OMP_NUM_THREADS") == "1":
-        wish = max(1, len(os.sched_getaffinity(0)) // ranks)
+        wish = max(1, cores() // ranks)
     if wish is not None:
         torch.set_num_threads(wish)
 

@@ -380,8 +380,10 @@ def test_no_member_has_what_only_one_peer_of_a_machine_can_have(
     update = {"run": CONFIG.run.model_copy(update={"dir": tmp_path}), "peer": peer}
     overrides = ["peer.identity=one.key", "peer.stream=1", "peer.network.port=31337", f"peer.network.bulk_port={port}"]
     overrides.append("peer.checkpoint.resume=false")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 8, 9})  # of a job, on a machine with more
     swarm.LocalSwarm(CONFIG.model_copy(update=update), [], overrides, peers=2, resume=False)._start()
     for name in ("peer-0", "peer-1"):
+        assert values[name]["peer.threads"] == "2"
         assert {values[name][key] for key in ("peer.network.port", "peer.metrics.port")} == {"0"}
         assert {values[name][key] for key in ("peer.identity", "peer.stream")} == {"null"}
         assert values[name]["peer.network.bulk_port"] == given

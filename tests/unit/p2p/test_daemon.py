@@ -116,7 +116,7 @@ def test_what_another_machine_has_in_a_shared_temporary_folder_stays(
         there.append(folder_prefix())
     assert len({here, *there}) == 3
     folders = [Path(tempfile.mkdtemp(prefix=it.replace(f"-{os.getpid()}-", f"-{ended.pid}-"))) for it in (here, *there)]
-    Daemon(identity=None, addresses=["/ip4/127.0.0.1/tcp/0"]).stop()
+    Daemon(identity=None, address="/ip4/127.0.0.1/tcp/0").stop()
     assert set(temporary.iterdir()) == set(folders[1:])
 
 
@@ -131,7 +131,7 @@ def test_a_temporary_folder_in_which_a_socket_has_no_room_is_a_line(
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
         if excess:
             with pytest.raises(UserError, match=f"^the path of the temporary folder {folder} is 1 bytes too long"):
-                Daemon(identity=None, addresses=["/ip4/127.0.0.1/tcp/0"])
+                Daemon(identity=None, address="/ip4/127.0.0.1/tcp/0")
             continue
         node = Node(NodeSettings(None, "127.0.0.1", 0))
         try:
