@@ -13,9 +13,9 @@ from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
 from peer.p2p.stream import MESSAGE_TIMEOUT, StreamLost
-from peer.rounds.backoff import BACKOFF_PHASES
+from peer.rounds.backoff import BACKOFF_PHASES, MEMORY
 from peer.rounds.transfer_rule import catch_up_limit
-from peer.rounds.types import Seat
+from peer.rounds.types import Newest, Seat
 from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import LIFETIME
 from peer.swarm.grouping.leadership import Leadership
@@ -47,6 +47,7 @@ class KnownMembers:
         self._suspected, self._left_out = Counter[str](), Counter[str]()  # how often, by id; how often for that
         self._unreached = False  # a member lives, and this peer has failed to call it twice
         self._absent: set[str] = set()  # ids of members that were told to join, and have not
+        self._missed = Newest[float](NAMED_MEMBERS)  # the time until which it is known that one did not come, by id
 
     # -- who leads
 
@@ -126,12 +127,19 @@ class KnownMembers:
 
     def patience(self, peer_id: str) -> float:
         """Seconds of the longest wait for a member. Who has not taken part in a round delays the others by few phases:
-        an id costs nothing. So does this peer, if it leads: the others give up a new leader that waits longer.
+        an id costs nothing. So does who did not come of late, as the next round costs it nothing either. So does this
+        peer, if it leads: the others give up a new leader that waits longer.
         """
         phase_seconds, own = self._progress.phase_seconds, peer_id == self._node.peer_id
-        if not phase_seconds or (self.leadership.established if own else peer_id in self._node.proven):
+        if not phase_seconds or (self.leadership.established if own else self._reliable(peer_id)):
             return self._patience
         return min(self._patience, NEW_PHASES * phase_seconds + NEW_SLACK)
+
+    def _reliable(self, peer_id: str) -> bool:
+        """Has it taken part in the last round, and missed none of late? One that could not be reached has missed none:
+        it may be many times as slow as this peer.
+        """
+        return peer_id in self._node.proven and self._missed.get(peer_id, 0.0) <= clock.monotonic()
 
     def longest(self, peer_id: str) -> float:
         """Seconds that a round of this member may make others wait: for members, and once until all caught up.
@@ -144,9 +152,12 @@ class KnownMembers:
     def missed(self, peer_id: str, waited: float = 0.0) -> None:
         """A member has not come in the time that it announced, or a leader has formed no group for ``waited`` seconds.
 
-        All wait for a leader: what it costs must not be worth it. A member may have had a bad line twice.
+        All wait for a leader: what it costs must not be worth it. A member may have had a bad line twice. It is known
+        for many times as long as others waited: who merged a round after each miss cost all ``patience`` every time.
         """
-        self.made_fail(peer_id, offence=peer_id not in self._node.proven, cost=waited)
+        forgotten = clock.monotonic() + MEMORY * max(self._backoff_seconds, self.patience(peer_id))
+        self.made_fail(peer_id, offence=not self._reliable(peer_id), cost=waited)
+        self._missed[peer_id] = max(forgotten, self._missed.get(peer_id, 0.0))  # a cheap miss hides no dear one
         self._node.proven.discard(peer_id)
 
     def made_fail(self, peer_id: str, *, offence: bool, cost: float = 0.0) -> None:

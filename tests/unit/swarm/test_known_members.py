@@ -284,6 +284,35 @@ def test_one_with_which_the_last_round_succeeded_comes_back_by_a_call() -> None:
     assert not backoff.welcome("old"), "it has missed two in turn"
 
 
+def test_who_missed_a_round_is_waited_for_some_phases_only_also_when_it_has_merged_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It cost the others 600 s after each round that it merged: three rounds in 900 s, without it 316."""
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    backoff = PeerBackoff()
+    it = known(backoff)
+    it._node.proven.add("old")
+    it.missed("old")
+    assert backoff.welcome("old")
+    for seconds in (MEMORY * MEMBER_BACKOFF + 1, MEMORY * (600.0 - MEMBER_BACKOFF) - 2):
+        now[0] += seconds
+        it._node.proven.add("old")
+        assert it.patience("old") == NEW_PHASES * 2.0 + NEW_SLACK
+        it.missed("old")
+        assert not backoff.welcome("old"), "it is an offence"
+    it._node.proven.add("old")
+    now[0] += MEMORY * MEMBER_BACKOFF + 1
+    assert it.patience("old") == 600.0, "it is forgotten"
+
+
+def test_a_slow_member_that_could_not_be_reached_is_waited_for_as_before() -> None:
+    """It may be more than six times as slow as its leader, so it would miss each round."""
+    it = group("slow")
+    it.avoid("slow")
+    assert it.patience("slow") == 600.0
+
+
 def test_of_two_that_lead_one_whose_last_round_had_no_group_follows() -> None:
     """It had the smaller id, and led nobody for as long as the others distrusted it."""
     it = group("z")
