@@ -123,7 +123,7 @@ class Modulo(Codec):
         else:
             theirs, wrong = self._resolve(data, mine)
             out.copy_(theirs.view(-1)[: len(out)])
-        distance, wider = (theirs - mine).abs_().amax(1), self._range(start, mine).mul_(GROWN)
+        distance, wider = (theirs - mine).abs_().amax(1), self._range(start, mine).mul_(GROWN / self._partner)
         too_far = wrong | ~(distance <= wider)
         self._at(self._seen, start, mine).copy_(torch.where(too_far, wider, distance))
         self._too_far += int(too_far.sum())

@@ -172,15 +172,19 @@ def test_a_block_that_one_peer_never_moves_is_averaged_from_the_second_round_on(
     assert float((out[:BLOCK] - two[:BLOCK]).abs().max()) < 2e-4
 
 
+@pytest.mark.parametrize("expects", [0.0, 1e30])
 @pytest.mark.parametrize("sent", ["fp16", "int8"])
-def test_a_false_distance_coarsens_no_later_payload_by_more_than_two(sent: CodecName) -> None:
-    """A partner may send any distance; this peer's next payload goes to somebody else."""
+def test_a_false_distance_coarsens_no_later_payload_by_more_than_two(sent: CodecName, expects: float) -> None:
+    """A partner may send any distance, and say before that it expects any; this peer's next payload goes to somebody
+    else. What it expected counted too: the payload was six times as coarse.
+    """
     codec, hostile = make("int8")
     round_trip((codec, hostile), 1.0)
     one, *_ = two_peers(5000, 1.0)
     assert isinstance(codec, Modulo)
     before = codec._range(0, torch.empty(20, BLOCK))
     codec.begin()
+    codec.meet(expects)
     if sent == "int8":
         for _ in range(40):
             hostile.end_round(False)
