@@ -15,7 +15,8 @@ from dht_bootstrap.history import RunHistory
 from dht_bootstrap.watch import Watch
 from peer.config.received import OwnProgram, received
 from peer.errors import UserError, one_line
-from peer.logs import get_logger
+from peer.logs import fields, get_logger
+from peer.p2p.deadline import together
 from peer.p2p.greeting import Greeting, MemberIdentity
 from peer.p2p.stream import MESSAGE_TIMEOUT, Refusal, Stream
 from peer.swarm.configuration import ask, most_common
@@ -57,20 +58,24 @@ class Configurations:
             await asyncio.sleep(ASK_PERIOD)
             with self._watch.lock:
                 runs = {name: run.members() for name, run in self._watch.runs.items()}
-            try:
-                await self.learn(runs)
-            except Exception as error:  # noqa: BLE001 - the page goes on without
-                log.warning("no configuration was read: %s", one_line(error))
+            await self.learn(runs)
 
     async def learn(self, runs: Mapping[str, list[MemberRecord]]) -> None:
         """Ask one member of each run whose configuration is unknown, and forget those that nobody has any more."""
         wanted = {(name, digest) for name, records in runs.items() if (digest := most_common(records)) is not None}
         self._read = {key: read for key, read in self._read.items() if key in wanted}
-        for name, digest in sorted(wanted - self._read.keys()):
-            record = random.choice([it for it in runs[name] if it.config == digest])
+        unknown = [(name, digest, runs[name]) for name, digest in sorted(wanted - self._read.keys())]
+        await together(self._learn(*it) for it in unknown)  # anybody can invent a run whose members are silent
+
+    async def _learn(self, name: str, digest: str, records: list[MemberRecord]) -> None:
+        """Its error is not that of the other runs."""
+        record = random.choice([it for it in records if it.config == digest])
+        try:
             text = await ask(self._watch.node, name, digest, record.peer_id, record.addresses)
             if isinstance(text, str):
                 self._read[name, digest] = text, _checked(name, text)
+        except Exception as error:  # noqa: BLE001 - the page goes on without
+            log.warning("a configuration was not read: %s", fields(run=name, reason=one_line(error)))
 
     async def tell(self, stream: Stream) -> None:
         """Refuse the greeting of a newcomer as a member does, with the configuration of the run that it names."""

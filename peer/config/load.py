@@ -199,7 +199,7 @@ def explain(error: ValidationError, tree: Any, kind: type[BaseModel]) -> str:
     """The first mistake of a validation, in one line, with the key's path and the nearest right key."""
     mistakes = error.errors(include_url=False)
     first = mistakes[0]
-    path = _path(first["loc"], tree, missing=first["type"] == "missing")
+    path = _path(first["loc"], tree, kind, missing=first["type"] == "missing")
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     if first["type"] == "extra_forbidden":
         parents, last = path[:-1], path[-1]
@@ -216,15 +216,24 @@ def explain(error: ValidationError, tree: Any, kind: type[BaseModel]) -> str:
     return f"{_dotted(path) + ': ' if path else ''}{text}{given}{more}"
 
 
-def _path(location: tuple[int | str, ...], tree: Any, missing: bool) -> list[str]:
-    """pydantic's location without the union tags that it puts between the keys; a missing key is not in ``tree``."""
+def _path(location: tuple[int | str, ...], tree: Any, kind: type[BaseModel], missing: bool) -> list[str]:
+    """pydantic's location without the union tags that it puts between the keys; a missing key is not in ``tree``.
+
+    The tag that follows a union's key is no key, also when ``tree`` has one of that name by mistake.
+    """
     path: list[str] = []
+    section, tag_follows = kind, False
     for depth, key in enumerate(location):
-        inside = isinstance(tree, dict) and key in tree
+        inside = isinstance(tree, dict) and key in tree and not tag_follows
         if inside or isinstance(key, int) or (missing and depth == len(location) - 1):
             path.append(str(key))
+        tag_follows = False
         if inside:
-            tree = tree[key]
+            tree, field = tree[key], section.model_fields.get(str(key))
+            sections = _models(field.annotation) if field is not None else []
+            tag_follows = len(sections) > 1
+            named = chosen_section(field.annotation, tree.get("name")) if field and isinstance(tree, dict) else []
+            section = next(iter(named or sections), BaseModel)
     return path
 
 

@@ -72,6 +72,8 @@ def test_every_config_of_the_repository_loads(file: Path) -> None:
         ("run: {outer: {alpha: 0.5}}", "run.outer.name is missing, choose one of: noloco"),
         ("run: {outer: {x: 1}}", "run.outer.name is missing, choose one of: noloco, diloco, decoupled, local"),
         ("run: {outer: {name: [x]}}", "run.outer.name"),
+        ("run: {outer: {name: noloco, a: 1, noloco: {a: 1}}}", "run.outer.a: unknown key"),  # the union's tag is no key
+        ("run: {outer: {name: noloco, noloco: {a: 1}}}", "run.outer.noloco: unknown key"),
         ("run: {data: {folder: c4}}", "run.data.name is missing, choose one of: c4"),
         ("run: {data: {name: text}}", "run.data.train: field required"),
         ("run: {outer: {name: noloco, alpha: 0.5, gamma: 1.5}}", "run.outer: gamma 1.5 makes the replicas diverge"),

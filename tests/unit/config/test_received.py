@@ -90,6 +90,7 @@ def test_a_model_of_files_is_named_by_each_machine_and_its_digest_by_the_swarm()
         (text(steps="many"), "run.steps"),
         (text(steps=-1), "run.steps"),
         (text(outer__name="magic"), "run.outer.name: 'magic' is not known"),
+        (text(outer={"name": "noloco", "bogus": 1, "noloco": {"bogus": 1}}), "run.outer.bogus: unknown key"),
         (text(inner__learning_rate=float("nan")), "run.inner.learning_rate"),
         (text(dir="/etc"), "run.dir is not set here"),
         (text(evaluation__sets={"a": ["/etc/passwd"]}), "run.evaluation.sets"),

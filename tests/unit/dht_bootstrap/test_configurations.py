@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dht_bootstrap import configurations
-from dht_bootstrap.configurations import Configurations
+from dht_bootstrap.configurations import Configurations, ReadRun
 from dht_bootstrap.history import RunHistory
 from peer.api.config import OwnRun
 from peer.config.digest import canonical, digest_of
@@ -25,6 +25,7 @@ from tests.unit.virtual import run, stream_pair
 
 NOW = 1_700_000_000.0
 OURS = canonical(RunConfig(name="ours"))
+READ = configurations._checked
 
 
 class Scene:
@@ -72,6 +73,35 @@ def test_a_member_that_does_not_answer_is_asked_again(scene: Scene) -> None:
     assert (scene.see("ours", [OURS]) or {})["run"] is None
     scene.answers = True
     assert (scene.see("ours", [OURS]) or {})["run"]["name"] == "ours"
+
+
+def test_runs_whose_members_are_silent_or_whose_text_is_an_error_keep_no_other_from_being_read(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can invent a run. Each silent one took 15 s, and after an error no other was read."""
+
+    async def ask(node: Any, name: str, *_: Any) -> str:
+        if name.startswith("silent"):
+            await asyncio.sleep(15.0)
+        return {"ours": OURS}.get(name, "another")
+
+    def checked(name: str, text: str) -> ReadRun:
+        if name != "ours":
+            raise KeyError("a defect")
+        return READ(name, text)
+
+    monkeypatch.setattr(configurations, "ask", ask)
+    monkeypatch.setattr(configurations, "_checked", checked)
+    names = ["error", *(f"silent{number:02}" for number in range(15)), "ours"]
+    record = member_record("m").model_copy(update={"config": digest_of(OURS)})
+
+    async def seconds() -> float:
+        began = asyncio.get_running_loop().time()
+        await scene.found.learn({name: [record] for name in sorted(names, key=lambda it: it == "ours")})
+        return asyncio.get_running_loop().time() - began
+
+    assert run(seconds()) < 16.0
+    assert [name for name, _ in scene.found._read] == ["ours"]
 
 
 @pytest.mark.parametrize(
