@@ -18,16 +18,21 @@ def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens_per_step
 
     The step that a newcomer takes decides its learning rate and when its run ends. Two ids cost little, so two voices
     are no measure. A member that is faster than the median gets further and further ahead; one that was alone has done
-    what fits into the time at the median rate. ``tokens_per_step``: of an inner step, 0 when unknown.
+    what fits into the time at the median rate. Of two that have trained the lower round may be one's and the lower step
+    the other's, so that neither fits: then it is the one that is less far beyond.
+
+    ``tokens_per_step``: of an inner step, 0 when unknown.
     """
     if len(records) < 3:
         return list(records)
-    said = [(it.round, it.step, it.tokens_per_second) for it in _trained(records)]
+    trained = _trained(records)
+    said = [(it.round, it.step, it.tokens_per_second) for it in trained]
     rounds, steps, rate = (_median(values, len(records)) for values in zip(*said, strict=True))
     phases = ALONE_SECONDS * rate / (tokens_per_step * inner_steps) if rate and tokens_per_step else ALONE_ROUNDS
     alone = min(phases, ALONE_ROUNDS)
     most = BELIEVED_RATIO * rounds + alone, BELIEVED_RATIO * steps + alone * inner_steps
-    return [it for it in records if it.round <= most[0] and it.step <= most[1]]
+    fitting = [it for it in records if it.round <= most[0] and it.step <= most[1]]
+    return fitting or [min(trained, key=lambda it: max(it.round / max(most[0], 1), it.step / max(most[1], 1)))]
 
 
 def _trained(records: Sequence[MemberRecord]) -> Sequence[MemberRecord]:

@@ -111,6 +111,19 @@ def test_who_says_to_be_much_further_than_all_others_is_no_donor() -> None:
     assert left() == []
 
 
+def test_of_two_that_fit_no_measure_the_one_less_far_beyond_it_is_believed() -> None:
+    """The lower round was one's and the lower step the other's. A newcomer found no donor, and a member of a group
+    whose round had failed ended: there was no furthest of nobody.
+    """
+    free = {"step": 2**53, "tokens_per_second": 1e-9}
+    liars = [record(0, 1).model_copy(update=free), record(1, 0).model_copy(update=free)]
+    honest = record(2, 100).model_copy(update={"step": 5000, "tokens_per_second": 1000.0})
+    for others in liars, liars[::-1]:
+        assert plausible([*others, honest], 50, 1024.0) == [honest]
+        assert furthest([*others, honest], 50, 1024.0) == (100 + DONOR_AHEAD, 5000 + DONOR_AHEAD * 50)
+    assert left((2**53, 0), (100, 1000), (0, 2**53)) == [1]
+
+
 def test_a_member_that_was_alone_has_done_no_more_rounds_than_time_allows() -> None:
     """A round of 10 steps with 5 tokens each takes ten seconds: 360 of them in an hour."""
     paced = {"rate": 5.0, "tokens": 5.0}
