@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from peer.config.methods import NoLoCoConfig
 from peer.config.schema import Config, InnerConfig, LlamaModel, PeerConfig, RunConfig
@@ -60,6 +60,24 @@ def peer_state(inner: InnerConfig | None = None, *, feedback: bool = False, **ho
     net = network()
     outer = NoLoCo(SlowWeights(net.named_parameters()), NoLoCoConfig())
     return PeerState(inner_loop(net, inner=inner, **how), outer, stream(), "digest", {}, feedback=feedback)
+
+
+def theta(state: PeerState) -> Tensor:
+    """Its fast weights."""
+    out = torch.empty(state.outer.slow.numel)
+    state.outer.slow.read_fast(0, out)
+    return out
+
+
+def contribution(state: PeerState) -> Tensor:
+    out = torch.empty(state.outer.slow.numel)
+    state.outer.contribution().read(0, out)  # type: ignore[union-attr]
+    return out
+
+
+def alone(state: PeerState) -> None:
+    """An outer step with a group of one, which changes θ."""
+    state.outer.apply(contribution(state))
 
 
 def member_record(peer_id: str, round: int = 10, *, taken: int = 0, root: str = "") -> MemberRecord:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from peer.config.schema import Config, InnerConfig, PeerConfig, RunConfig
 from peer.device import copies
@@ -20,18 +19,12 @@ from peer.replica.optimizer import inner_optimizer
 from peer.replica.sharded.launch import require_fit
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
-from tests.saved import save_checkpoint
+from tests.saved import resume
 from tests.unit import parts
 from tests.unit.late_device import LateDevice
+from tests.unit.parts import alone, theta
 
 H = 3  # inner steps
-
-
-def alone(state: PeerState) -> None:
-    """An outer step with a group of one, which changes θ."""
-    mean = torch.empty(state.outer.slow.numel)
-    state.outer.contribution().read(0, mean)
-    state.outer.apply(mean)
 
 
 def run(state: PeerState, steps: int) -> list[tuple[float, float]]:
@@ -43,12 +36,6 @@ def run(state: PeerState, steps: int) -> list[tuple[float, float]]:
         if state.inner.step % H == 0:
             alone(state)
     return seen
-
-
-def theta(state: PeerState) -> Tensor:
-    out = torch.empty(state.outer.slow.numel)
-    state.outer.slow.read_fast(0, out)
-    return out
 
 
 def assert_same(one: PeerState, other: PeerState) -> None:
@@ -83,10 +70,7 @@ def test_a_checkpoint_resumes_with_and_without_it(saved_with: bool, resumed_with
     run(second, 1)  # what it had is replaced
     expected = run(whole, 3 * H)
     losses = run(first, H + 1)
-    save_checkpoint(Checkpoints(tmp_path, 1), first.inner.step, first.scalars(), first.tensors())
-    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
-    assert saved is not None
-    second.restore(saved)
+    resume(Checkpoints(tmp_path, 1), first, second)
     assert losses + run(second, 2 * H - 1) == expected
     assert_same(second, whole)
 

@@ -22,25 +22,12 @@ from peer.errors import RunError, UserError
 from peer.replica.sharded import channel, launch
 from peer.replica.sharded.ranks import Ranks
 from peer.training.checkpoint import Checkpoints
-from peer.training.state import PeerState
-from tests.saved import save_checkpoint
+from tests.saved import resume
 from tests.swarm.support.ports import free_port
+from tests.unit.parts import alone, theta
 from tests.unit.replica.ranks_harness import config, environment, ranks, replica, replica_on
 
 AWAY = {"adamw": 1e-4, "muon": 1e-2}  # of what training changed; Muon orthogonalises in bfloat16
-
-
-def theta(state: PeerState) -> torch.Tensor:
-    out = torch.empty(state.outer.slow.numel)
-    state.outer.slow.read_fast(0, out)
-    return out
-
-
-def alone(state: PeerState) -> None:
-    """An outer step with a group of one."""
-    mean = torch.empty(state.outer.slow.numel)
-    state.outer.contribution().read(0, mean)  # type: ignore[union-attr]
-    state.outer.apply(mean)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -120,17 +107,12 @@ def test_it_trains_and_resumes_as_on_one_rank(
         assert away < AWAY[optimizer]
         assert one.inner.evaluate(batches) < untrained - 0.01
         store = Checkpoints(home / "checkpoints", 2)
-        save_checkpoint(store, many.inner.step, many.scalars(), many.tensors())
-        saved, again = store.newest(many.refusal), replica(settings)
-        assert saved is not None
-        again.restore(saved)  # on one rank what several have saved
+        again = replica(settings)
+        saved = resume(store, many, again)  # on one rank what several have saved
         torch.testing.assert_close(theta(again), theta(many), rtol=0, atol=0)
         after = [again.inner.run(again.stream.take(2)).loss, many.inner.run(many.stream.take(2)).loss]
         assert after[0] == pytest.approx(after[1], rel=1e-5)
-        save_checkpoint(store, again.inner.step, again.scalars(), again.tensors())
-        back = store.newest(many.refusal)
-        assert back is not None and back.path != saved.path
-        many.restore(back)  # and the other way round
+        assert resume(store, again, many).path != saved.path  # and the other way round
         after = [it.inner.run(it.stream.take(2)).loss for it in (again, many)]
         assert after[0] == pytest.approx(after[1], rel=1e-5)
     with pytest.raises(SystemExit) as exit:

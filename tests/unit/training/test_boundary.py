@@ -42,6 +42,7 @@ from peer.training.validation import Validation
 from tests.swarm.support.harness import DEMO, TINY
 from tests.unit import parts
 from tests.unit.late_device import LateDevice
+from tests.unit.parts import theta
 from tests.unit.replica.memory_peer import most_allocated
 from tests.unit.virtual import took
 
@@ -744,9 +745,3 @@ def test_a_lost_verdict_is_forgotten_when_its_change_is_used_or_no_longer_held(
     scene.state.counters.round += rounds
     boundary.group_weights.note_unheard(Averaged(torch.zeros(1), outcome))
     assert boundary.group_weights.unheard is None
-
-
-def theta(state: PeerState) -> torch.Tensor:
-    out = torch.empty(state.outer.slow.numel)
-    state.outer.slow.read_fast(0, out)
-    return out

@@ -18,25 +18,14 @@ from peer.training.catch_up import catch_up
 from peer.training.outer_state import Counters
 from peer.training.state import PeerState
 from tests.unit import parts
+from tests.unit.parts import contribution, theta
 
 H = 3
-
-
-def theta(state: PeerState) -> Tensor:
-    out = torch.empty(state.outer.slow.numel)
-    state.outer.slow.read_fast(0, out)
-    return out
 
 
 def apply(state: PeerState, mean: Tensor, digest: str) -> None:
     state.outer.apply(mean)
     state.cross_boundary(digest)
-
-
-def contribution(state: PeerState) -> Tensor:
-    out = torch.empty(state.outer.slow.numel)
-    state.outer.contribution().read(0, out)  # type: ignore[union-attr]
-    return out
 
 
 def test_catching_up_takes_the_slow_weights_and_keeps_what_was_trained() -> None:

@@ -24,6 +24,7 @@ from peer.training.state import PeerState
 from peer.training.validation import Validation
 from tests.swarm.support.harness import DEMO, TINY
 from tests.unit import parts
+from tests.unit.parts import alone, theta
 
 H = 5
 
@@ -88,9 +89,7 @@ def trained(rounds: int = 9) -> PeerState:
     state = parts.peer_state()
     for _ in range(rounds):
         state.inner.run(state.stream.take(H))
-        mean = torch.empty(state.outer.slow.numel)
-        state.outer.contribution().read(0, mean)  # type: ignore[union-attr]
-        state.outer.apply(mean)
+        alone(state)
         state.cross_boundary()
     return state
 
@@ -98,12 +97,6 @@ def trained(rounds: int = 9) -> PeerState:
 def validation(state: PeerState) -> Validation:
     chance = math.log(load(DEMO, TINY).run.data.tokenizer.vocabulary)
     return Validation(state, clock(), chance, list(parts.stream(1).take(2)), {})
-
-
-def theta(state: PeerState) -> Tensor:
-    out = torch.empty(state.outer.slow.numel)
-    state.outer.slow.read_fast(0, out)
-    return out
 
 
 def everything(state: PeerState) -> list[Tensor]:

@@ -64,9 +64,7 @@ class Peer:
         self.rollback.begin([(0, merged)], merge())
 
     def tensors(self) -> list[Tensor]:
-        theta = torch.empty(self.outer.slow.numel)
-        self.outer.slow.read_fast(0, theta)
-        return [self.outer.slow.phi.clone(), self.outer.momentum.clone(), theta]
+        return [self.outer.slow.phi.clone(), self.outer.momentum.clone(), parts.theta(self.state)]
 
 
 def merge() -> Averaged:

@@ -17,19 +17,13 @@ from peer.errors import UserError
 from peer.outer.method import Local
 from peer.training.checkpoint import MODEL_PARTS, Checkpoints
 from peer.training.state import PeerState
-from tests.saved import save_checkpoint
+from tests.saved import resume, save_checkpoint
 from tests.unit import parts
 from tests.unit.data import harness
+from tests.unit.parts import alone, theta
 
 H = 6
 INNER = [InnerConfig(optimizer=optimizer, learning_rate=1e-2, warmup_steps=4) for optimizer in ("adamw", "muon")]
-
-
-def alone(state: PeerState) -> None:
-    """An outer step with a group of one."""
-    mean = torch.empty(state.outer.slow.numel)
-    state.outer.contribution().read(0, mean)
-    state.outer.apply(mean)
 
 
 def run(state: PeerState, steps: int) -> list[float]:
@@ -43,10 +37,7 @@ def run(state: PeerState, steps: int) -> list[float]:
 
 
 def vectors(state: PeerState) -> torch.Tensor:
-    theta = torch.empty(state.outer.slow.numel)
-    state.outer.slow.read_fast(0, theta)
-    assert state.outer.momentum is not None
-    return torch.cat([theta, state.outer.slow.phi, state.outer.momentum])
+    return torch.cat([theta(state), state.outer.slow.phi, state.outer.momentum])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("inner", INNER, ids=["adamw", "muon"])
@@ -56,10 +47,7 @@ def test_a_resumed_peer_is_bit_equal(tmp_path: Path, interrupted_at: int, inner:
     expected = run(whole, 5 * H)
     losses = run(first, interrupted_at)
     first.counters.tokens = 99
-    save_checkpoint(Checkpoints(tmp_path, 1), first.inner.step, first.scalars(), first.tensors())
-    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
-    assert saved is not None
-    second.restore(saved)
+    resume(Checkpoints(tmp_path, 1), first, second)
     assert second.counters.tokens == 99
     losses += run(second, 5 * H - interrupted_at)
     assert losses == expected
@@ -73,10 +61,7 @@ def test_a_peer_that_reads_its_data_piece_by_piece_is_bit_equal_too(tmp_path: Pa
         state.stream = Prefetched(harness.stream(settings, 5), pin=False)
     expected = run(whole, 5 * H)
     losses = run(first, 2 * H + 3)
-    save_checkpoint(Checkpoints(tmp_path, 1), first.inner.step, first.scalars(), first.tensors())
-    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
-    assert saved is not None
-    second.restore(saved)
+    resume(Checkpoints(tmp_path, 1), first, second)
     losses += run(second, 5 * H - 2 * H - 3)
     for state in (whole, first, second):
         state.stream.close()
@@ -105,9 +90,7 @@ def test_a_snapshot_is_a_copy_and_a_newcomer_starts_at_it() -> None:
     assert torch.equal(snapshot.vectors[0], phi)
 
     newcomer.adopt(snapshot)
-    theta = torch.empty(newcomer.outer.slow.numel)
-    newcomer.outer.slow.read_fast(0, theta)
-    assert torch.equal(theta, phi) and torch.equal(newcomer.outer.slow.phi, phi)
+    assert torch.equal(theta(newcomer), phi) and torch.equal(newcomer.outer.slow.phi, phi)
     assert torch.equal(newcomer.outer.momentum, snapshot.vectors[1])  # type: ignore[arg-type]
     assert (newcomer.inner.step, newcomer.counters.round) == (H, 1)
 
@@ -209,13 +192,10 @@ def test_what_a_checkpoint_has_beyond_the_model_hinders_nobody(
 def test_a_peer_that_came_back_too_late_starts_its_optimizer_anew(tmp_path: Path, inner: InnerConfig) -> None:
     donor, late = parts.peer_state(inner), parts.peer_state(inner)
     run(late, H)
-    save_checkpoint(Checkpoints(tmp_path, 1), late.inner.step, late.scalars(), late.tensors())
     run(donor, 5 * H)
     donor.counters.round, donor.counters.boundary_step = 5, 5 * H
-    saved = Checkpoints(tmp_path, 1).newest()
-    assert saved is not None
     back, fresh = parts.peer_state(inner), parts.peer_state(inner)
-    back.restore(saved)
+    resume(Checkpoints(tmp_path, 1), late, back)
     for newcomer in (back, fresh):
         newcomer.adopt(donor.snapshot())
     back.stream.position = fresh.stream.position
@@ -229,10 +209,7 @@ def test_a_method_without_momentum_resumes_as_well(tmp_path: Path) -> None:
     first.inner.run(first.stream.take(4))
     alone(first)
     assert len(first.snapshot().vectors) == 1
-    save_checkpoint(Checkpoints(tmp_path, 1), 4, first.scalars(), first.tensors())
-    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
-    assert saved is not None
-    second.restore(saved)
+    resume(Checkpoints(tmp_path, 1), first, second)
     assert torch.equal(first.outer.slow.phi, second.outer.slow.phi)
     assert first.inner.run(first.stream.take(2)).loss == second.inner.run(second.stream.take(2)).loss
 
@@ -241,10 +218,7 @@ def test_what_rounding_has_kept_comes_back(tmp_path: Path) -> None:
     first, second = parts.peer_state(feedback=True), parts.peer_state(feedback=True)
     assert first.kept is not None and second.kept is not None
     first.kept.normal_()
-    save_checkpoint(Checkpoints(tmp_path, 1), 0, first.scalars(), first.tensors())
-    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
-    assert saved is not None
-    second.restore(saved)
+    resume(Checkpoints(tmp_path, 1), first, second)
     assert torch.equal(first.kept, second.kept)
 
 
@@ -264,10 +238,8 @@ def test_what_is_not_trained_comes_back(tmp_path: Path) -> None:
     """Buffers that training changes began anew."""
     first, second = with_more_than_weights(), with_more_than_weights()
     run(first, 3)
-    save_checkpoint(Checkpoints(tmp_path, 1), 3, first.scalars(), first.tensors())
-    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
-    assert saved is not None and set(saved.tensors["untrained"]) == {"frozen", "passes", "same_memory"}
-    second.restore(saved)
+    saved = resume(Checkpoints(tmp_path, 1), first, second)
+    assert set(saved.tensors["untrained"]) == {"frozen", "passes", "same_memory"}
     passes, frozen = second.inner.model.get_buffer("passes"), second.inner.model.get_parameter("frozen")
     assert passes == 3 and torch.equal(frozen, first.inner.model.get_parameter("frozen"))
     assert run(first, H) == run(second, H)
