@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import Iterator
@@ -16,6 +18,25 @@ from peer.p2p.event_loop import LoopThread
 if TYPE_CHECKING:
     from tests.simulated.runtime import Runtime
     from tests.unit.hub.server import Hub
+
+
+REAL_SECONDS = 100.0  # a test that hangs fails
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs in virtual time, and with the marker ``real_time`` on asyncio's own loop."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    from tests.unit.virtual import run
+
+    names = inspect.signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    if pyfuncitem.get_closest_marker("real_time"):
+        asyncio.run(asyncio.wait_for(test, REAL_SECONDS))
+    else:
+        run(test, pyfuncitem.funcargs.get("virtual"))
+    return True
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Virtual time for unit tests: a wait costs nothing, and how long it was does not depend on the machine.
 
 With the fixture ``virtual``, or within :func:`virtual_time`, a test is the main thread of a process of
-tests/simulated/runtime.py: while it waits, the event loop runs. :func:`line` makes streams that fit the loop.
+tests/simulated/runtime.py: while it waits, the event loop runs. A test that is a coroutine runs on that loop.
+:func:`line` makes streams that fit the loop.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import random
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -80,10 +81,10 @@ def within(process: Process) -> Iterator[None]:
         PROCESS.reset(token)
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run``, in virtual time."""
-    with virtual_time() as runtime:
-        result: T = _wait_for(asyncio.run_coroutine_threadsafe(work, runtime.loop))
+def run(work: Coroutine[Any, Any, T], runtime: Runtime | None = None) -> T:
+    """As ``asyncio.run``, in the virtual time of ``runtime`` or a new one."""
+    with nullcontext(runtime) if runtime else virtual_time() as it:
+        result: T = _wait_for(asyncio.run_coroutine_threadsafe(work, it.loop))
         return result
 
 

@@ -337,7 +337,7 @@ def test_parts_that_have_arrived_are_judged_although_the_partner_has_closed_the_
         run(both_ways(receiving(), sending()))
 
 
-def test_a_defect_of_the_sending_side_is_not_hidden_behind_the_time_out_of_the_receiving_side() -> None:
+async def test_a_defect_of_the_sending_side_is_not_hidden_behind_the_time_out_of_the_receiving_side() -> None:
     async def receiving() -> bytes:
         await asyncio.sleep(100.0)
         raise TimeoutError
@@ -345,10 +345,7 @@ def test_a_defect_of_the_sending_side_is_not_hidden_behind_the_time_out_of_the_r
     async def sending() -> None:
         raise ValueError("a defect")
 
-    async def scene() -> None:
-        began = clock.monotonic()
-        with pytest.raises(ValueError, match="a defect"):
-            await both_ways(receiving(), sending())
-        assert clock.monotonic() - began == took(0.0)
-
-    run(scene())
+    began = clock.monotonic()
+    with pytest.raises(ValueError, match="a defect"):
+        await both_ways(receiving(), sending())
+    assert clock.monotonic() - began == took(0.0)

@@ -191,7 +191,7 @@ class Beside:
         pass
 
 
-def test_a_payload_that_takes_longer_than_a_stall_is_no_silence() -> None:
+async def test_a_payload_that_takes_longer_than_a_stall_is_no_silence() -> None:
     """One side has all that it gets and still sends."""
     stall = 0.2
 
@@ -203,12 +203,9 @@ def test_a_payload_that_takes_longer_than_a_stall_is_no_silence() -> None:
 
         await together([inward(), flow.send(fp32_parts(Vector(torch.ones(3))), turns(12)), flow.acknowledge(1)])
 
-    async def swap() -> None:
-        one, other = await stream_pair()
-        one.bulk, other.bulk = Beside(there=4 * stall), Beside(back=4 * stall)  # type: ignore[assignment]
-        await together([side(FlowControlledStream(it, stall)) for it in (one, other)])
-
-    run(asyncio.wait_for(swap(), 20))
+    one, other = await stream_pair()
+    one.bulk, other.bulk = Beside(there=4 * stall), Beside(back=4 * stall)  # type: ignore[assignment]
+    await together([side(FlowControlledStream(it, stall)) for it in (one, other)])
 
 
 @pytest.mark.parametrize(
@@ -239,11 +236,8 @@ def test_only_frames_that_fit_are_read_beside_them(said: tuple[int, ...], *, ref
     assert run(hear()) is refused
 
 
-def test_a_frame_that_begins_a_payload_needs_them() -> None:
-    async def hear() -> None:
-        one, other = await stream_pair()
-        await one.write(bytes([FrameKind.BEGUN, 0, 0, 0, 0]), 1)
-        with pytest.raises(BadMessage):
-            await FlowControlledStream(other, 0.1).await_acknowledgements(1)
-
-    run(asyncio.wait_for(hear(), 5))
+async def test_a_frame_that_begins_a_payload_needs_them() -> None:
+    one, other = await stream_pair()
+    await one.write(bytes([FrameKind.BEGUN, 0, 0, 0, 0]), 1)
+    with pytest.raises(BadMessage):
+        await FlowControlledStream(other, 0.1).await_acknowledgements(1)

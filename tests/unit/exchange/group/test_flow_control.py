@@ -25,7 +25,7 @@ from tests.unit.virtual import run, stream_pair
 STALL, LONG_STALL = 0.4, 10.0
 
 
-def test_two_sides_swap_payloads_of_any_length_at_once() -> None:
+async def test_two_sides_swap_payloads_of_any_length_at_once() -> None:
     """Both write more than the buffers hold before they read the other's acknowledgement."""
 
     async def side(stream: FlowControlledStream, own: Tensor, out: Tensor, order: asyncio.Semaphore) -> None:
@@ -36,33 +36,25 @@ def test_two_sides_swap_payloads_of_any_length_at_once() -> None:
 
         await asyncio.gather(inward(), stream.send(fp32_parts(Vector(own)), order), stream.acknowledge(1))
 
-    async def swap() -> None:
-        left, right = [FlowControlledStream(it, STALL) for it in await stream_pair()]
-        one, two = (torch.randn(numel) for numel in (3 * PART + 5, 5 * PART))
-        got_two, got_one = torch.empty_like(two), torch.empty_like(one)
-        await asyncio.gather(side(left, one, got_two, turns(one.nbytes)), side(right, two, got_one, turns(two.nbytes)))
-        assert torch.equal(one, got_one) and torch.equal(two, got_two)
-
-    run(asyncio.wait_for(swap(), 20))
+    left, right = [FlowControlledStream(it, STALL) for it in await stream_pair()]
+    one, two = (torch.randn(numel) for numel in (3 * PART + 5, 5 * PART))
+    got_two, got_one = torch.empty_like(two), torch.empty_like(one)
+    await asyncio.gather(side(left, one, got_two, turns(one.nbytes)), side(right, two, got_one, turns(two.nbytes)))
+    assert torch.equal(one, got_one) and torch.equal(two, got_two)
 
 
-def test_a_payload_that_is_not_there_yet_keeps_the_other_side_waiting_for_longer_than_a_stall() -> None:
-    async def late() -> None:
-        streams = await stream_pair()
-        sender, receiver = (FlowControlledStream(stream, STALL) for stream in streams)
-        ready, own, out = asyncio.Event(), torch.randn(10), torch.empty(10)
-        sending = asyncio.gather(
-            sender.send(fp32_parts(Vector(own)), turns(40), ready), sender.await_acknowledgements(1)
-        )
-        receiving = asyncio.gather(receive_fp32(receiver, out, STALL), receiver.acknowledge(1))
-        await asyncio.sleep(2.5 * STALL)
-        ready.set()
-        await asyncio.sleep(STALL / 2)
-        receiver.received()
-        await asyncio.wait_for(asyncio.gather(sending, receiving), 5)
-        assert torch.equal(own, out)
-
-    run(late())
+async def test_a_payload_that_is_not_there_yet_keeps_the_other_side_waiting_for_longer_than_a_stall() -> None:
+    streams = await stream_pair()
+    sender, receiver = (FlowControlledStream(stream, STALL) for stream in streams)
+    ready, own, out = asyncio.Event(), torch.randn(10), torch.empty(10)
+    sending = asyncio.gather(sender.send(fp32_parts(Vector(own)), turns(40), ready), sender.await_acknowledgements(1))
+    receiving = asyncio.gather(receive_fp32(receiver, out, STALL), receiver.acknowledge(1))
+    await asyncio.sleep(2.5 * STALL)
+    ready.set()
+    await asyncio.sleep(STALL / 2)
+    receiver.received()
+    await asyncio.wait_for(asyncio.gather(sending, receiving), 5)
+    assert torch.equal(own, out)
 
 
 def test_a_member_sends_to_few_others_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,43 +99,35 @@ def test_what_is_no_frame_is_refused(said: bytes) -> None:
 
 
 @pytest.mark.parametrize("frame", [bytes([FrameKind.ALIVE, 0, 0, 0, 0]), bytes([FrameKind.DATA, 0, 0, 0, 1]) + b"x"])
-def test_a_flood_of_short_frames_ends_the_stream(frame: bytes) -> None:
+async def test_a_flood_of_short_frames_ends_the_stream(frame: bytes) -> None:
     """They were parsed without a pause, and who was flooded was slow for all others."""
-
-    async def flood() -> None:
-        mine, theirs = await stream_pair()
-        await theirs.write(frame * 1000, LONG_STALL)
-        with pytest.raises(BadMessage, match="more frames"):
-            await FlowControlledStream(mine, LONG_STALL).read_into(memoryview(bytearray(1000)), LONG_STALL)
-        theirs.close()
-
-    run(flood())
+    mine, theirs = await stream_pair()
+    await theirs.write(frame * 1000, LONG_STALL)
+    with pytest.raises(BadMessage, match="more frames"):
+        await FlowControlledStream(mine, LONG_STALL).read_into(memoryview(bytearray(1000)), LONG_STALL)
+    theirs.close()
 
 
 @pytest.mark.parametrize(("stall", "rate"), [(STALL, None), (LONG_STALL, None), (LONG_STALL, 1000.0)])
-def test_a_member_that_waits_for_long_or_has_a_slow_line_sends_no_flood(stall: float, rate: float | None) -> None:
+async def test_a_member_that_waits_for_long_or_has_a_slow_line_sends_no_flood(stall: float, rate: float | None) -> None:
     """As many keep-alives as three coroutines send, for a stall before the other side reads, and pieces of parts."""
-
-    async def long() -> None:
-        mine, theirs = await stream_pair()
-        theirs.bandwidth = mine.bandwidth = Bandwidth(TokenBucket(rate), TokenBucket())
-        sender = FlowControlledStream(theirs, stall)
-        alive = [asyncio.ensure_future(sender._wait_for(asyncio.Event().wait)) for _ in range(SENDERS)]
-        await asyncio.sleep(stall)
-        own, out = torch.randn(PART if rate is None else 5000), torch.empty(PART if rate is None else 5000)
-        sending = asyncio.ensure_future(send_parts(sender, fp32_parts(Vector(own)), stall))
-        receiver = FlowControlledStream(mine, stall)
-        await receive_fp32(receiver, out, stall)
-        await sending
-        assert torch.equal(own, out)
-        receiver.received()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(20 * stall):
-                await receiver.await_acknowledgements(1)
-        for it in alive:
-            it.cancel()
-
-    run(long())
+    mine, theirs = await stream_pair()
+    theirs.bandwidth = mine.bandwidth = Bandwidth(TokenBucket(rate), TokenBucket())
+    sender = FlowControlledStream(theirs, stall)
+    alive = [asyncio.ensure_future(sender._wait_for(asyncio.Event().wait)) for _ in range(SENDERS)]
+    await asyncio.sleep(stall)
+    own, out = torch.randn(PART if rate is None else 5000), torch.empty(PART if rate is None else 5000)
+    sending = asyncio.ensure_future(send_parts(sender, fp32_parts(Vector(own)), stall))
+    receiver = FlowControlledStream(mine, stall)
+    await receive_fp32(receiver, out, stall)
+    await sending
+    assert torch.equal(own, out)
+    receiver.received()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(20 * stall):
+            await receiver.await_acknowledgements(1)
+    for it in alive:
+        it.cancel()
 
 
 @given(st.binary(max_size=64))

@@ -19,7 +19,7 @@ from peer.p2p.stream import StreamLost
 from peer.rounds.contribution import Vector
 from peer.rounds.types import Assembly, Outcome, Seat
 from tests.unit.exchange.group.harness import many
-from tests.unit.virtual import run, stream_pair, took
+from tests.unit.virtual import stream_pair, took
 
 
 def test_who_does_not_hear_the_verdict_keeps_the_digest_of_what_others_may_have_used(
@@ -57,22 +57,18 @@ def test_who_hears_that_nobody_uses_the_result_keeps_none(monkeypatch: pytest.Mo
         assert [(it.outcome, it.digest, it.unheard) for it in results if it] == [(Outcome.TIMEOUT, "", "")] * 3
 
 
-def test_a_member_that_calls_twice_holds_one_stream() -> None:
+async def test_a_member_that_calls_twice_holds_one_stream() -> None:
     """The first stream was forgotten and stayed open: 384 of them let nobody in for the rest of the process."""
-
-    async def scene() -> list[bool]:
-        incoming, streams = IncomingStreams(), []
-        for _ in range(3):
-            ours, theirs = await stream_pair()
-            theirs.remote = "QmA"
-            await ours.send(Hello(token="t", index=1, header=Header(payload_bytes=0, round=3)), 5)
-            await incoming.accept(theirs)
-            streams.append(theirs)
-        closed = [it.closed for it in streams]
-        incoming.clear()
-        return [*closed, streams[-1].closed]
-
-    assert run(scene()) == [True, True, False, True]
+    incoming, streams = IncomingStreams(), []
+    for _ in range(3):
+        ours, theirs = await stream_pair()
+        theirs.remote = "QmA"
+        await ours.send(Hello(token="t", index=1, header=Header(payload_bytes=0, round=3)), 5)
+        await incoming.accept(theirs)
+        streams.append(theirs)
+    closed = [it.closed for it in streams]
+    incoming.clear()
+    assert [*closed, streams[-1].closed] == [True, True, False, True]
 
 
 SEEN = MemberReport(culprit=2, outcome=Outcome.TIMEOUT, detail="it does not answer")
@@ -140,16 +136,15 @@ def test_a_member_uses_the_result_when_it_has_one_and_the_leader_says_so() -> No
 
 
 @pytest.mark.parametrize(("failed_at", "seconds"), [(None, 9.0), (0.0, 1.0), (2.0, 3.0)])
-def test_after_the_first_failure_only_reports_that_come_soon_count(failed_at: float | None, seconds: float) -> None:
+async def test_after_the_first_failure_only_reports_that_come_soon_count(
+    failed_at: float | None, seconds: float
+) -> None:
     async def after(delay: float, report: MemberReport) -> MemberReport:
         await asyncio.sleep(delay)
         return report
 
-    async def scene() -> tuple[float, list[int]]:
-        began = clock.monotonic()
-        second = after(failed_at or 0.0, MERGED if failed_at is None else MemberReport(outcome=Outcome.TIMEOUT))
-        async with running(after(0.0, MERGED), second, after(9.0, MERGED)) as coming:
-            reports = await until_decided(dict(enumerate(coming)), 1.0)
-        return clock.monotonic() - began, sorted(reports)
-
-    assert run(scene()) == (took(seconds), [0, 1, 2] if failed_at is None else [0, 1])
+    began = clock.monotonic()
+    second = after(failed_at or 0.0, MERGED if failed_at is None else MemberReport(outcome=Outcome.TIMEOUT))
+    async with running(after(0.0, MERGED), second, after(9.0, MERGED)) as coming:
+        reports = await until_decided(dict(enumerate(coming)), 1.0)
+    assert (clock.monotonic() - began, sorted(reports)) == (took(seconds), [0, 1, 2] if failed_at is None else [0, 1])
