@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,24 @@ class Known:
             print(f"{name}: {figures}", flush=True)
             self.add(name, figures)
         return {key: value for key, value in self.found[name].items() if key != "made_by"}
+
+    def run_all(
+        self,
+        work: Callable[[Any], dict[str, Any]],
+        cases: Mapping[str, Any],
+        at_once: int | None = None,
+        shown: Callable[[dict[str, Any]], str] = str,
+    ) -> list[dict[str, Any]]:
+        """What ``work`` makes of each of the ``cases``, in their order: of those that are not known in a process of its
+        own, ``at_once`` or one a core at a time.
+        """
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(at_once or os.cpu_count(), mp_context=spawn, max_tasks_per_child=1) as pool:
+            futures = {pool.submit(work, case): name for name, case in cases.items() if name not in self.found}
+            for future in as_completed(futures):
+                self.add(futures[future], future.result())
+                print(f"{futures[future]}: {shown(future.result())}", flush=True)
+        return [self.found[name] for name in cases]
 
 
 def _same_kind(file: Path | None, made: Mapping[str, Any], args: argparse.Namespace) -> None:

@@ -14,10 +14,7 @@ a tiny model. Runs in FILE's .runs.json are not repeated; ``--known`` makes no o
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 import random
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from statistics import mean
@@ -147,12 +144,7 @@ def run_one(battle: Battle) -> dict[str, Any]:
 
 def run_all(battles: list[Battle], known: Known) -> dict[str, dict[str, Any]]:
     """Rows by key; those that are known are not repeated."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, max_tasks_per_child=1) as pool:
-        futures = {pool.submit(run_one, it): it.key for it in battles if it.key not in known.found}
-        for future in as_completed(futures):
-            known.add(futures[future], future.result())
-            print(f"{futures[future]}: {future.result()}", flush=True)
+    known.run_all(run_one, {it.key: it for it in battles})
     return known.found
 
 

@@ -112,7 +112,3 @@ def main() -> None:
         "ours takes no longer than hivemind's": ratio >= 1,
     }
     finish("all_reduce", {**found, "seconds_ratio": ratio}, words, args, goals)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,10 +9,7 @@ core. Runs in FILE are not repeated, so an interrupted benchmark can be continue
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from statistics import mean
 from typing import Any
 
@@ -49,14 +46,8 @@ def run_one(case: Case) -> Row:
 
 def run_all(cases: Sequence[Case], known: Known, at_once: int | None = None) -> list[Row]:
     """Rows of ``cases`` in their order; those that are known are not repeated. ``at_once``: one a core by default."""
-    todo = {case.key: case for case in cases if case.key not in known.found}
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(at_once or os.cpu_count(), mp_context=spawn, max_tasks_per_child=1) as pool:
-        futures = {pool.submit(run_one, case): key for key, case in todo.items()}
-        for future in as_completed(futures):
-            key, row = futures[future], future.result()
-            known.add(key, row)
-            print(f"{key}: {row['val_loss_mean']:.4f} in {row['wall_seconds']:.0f} s", flush=True)
+    by_key = {case.key: case for case in cases}
+    known.run_all(run_one, by_key, at_once, lambda row: f"{row['val_loss_mean']:.4f} in {row['wall_seconds']:.0f} s")
     return [known.found[case.key] for case in cases]
 
 
@@ -116,7 +107,3 @@ def main() -> None:
         plot(rows, args.json.with_suffix(".png"))
     goals = {"30% dropped swaps cost at most 2% of loss": result["drop30_ratio"] <= 1.02}
     finish("convergence", result, in_words(result), args, goals)
-
-
-if __name__ == "__main__":
-    main()

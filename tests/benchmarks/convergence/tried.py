@@ -9,10 +9,8 @@ also a second seed, H 16 and Muon. Runs in FILE are not repeated.
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -150,13 +148,8 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="runs at the same time")
     args = parse(parser)
     known = Known("convergence.tried", args)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.at_once, mp_context=spawn, max_tasks_per_child=1) as pool:
-        futures = {pool.submit(run_one, it): it for it in VARIANTS if it not in known.found}
-        for future in as_completed(futures):
-            known.add(futures[future], future.result())
-            print(f"{futures[future]}: {future.result()}", flush=True)
-    rows = {it: {key: value for key, value in known.found[it].items() if key != "made_by"} for it in VARIANTS}
+    known.run_all(run_one, {it: it for it in VARIANTS}, args.at_once)
+    rows = {it: known.get(it, dict) for it in VARIANTS}
     words = ", ".join(f"{it} {row['val_loss_mean']:.4f}" for it, row in rows.items())
     finish("convergence.tried", {"rows": rows}, f"validation loss at equal bytes: {words}", args)
 

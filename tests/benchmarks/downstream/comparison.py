@@ -11,10 +11,8 @@ differences follow from the loss: data parallel, stopped early at DiLoCo's loss.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from statistics import mean, stdev
@@ -69,8 +67,8 @@ def jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
     return [Job(replace(case, seed=seed, replicas=REPLICAS), LEARN, test) for seed in seeds for case in cases]
 
 
-def run_one(job: Job) -> list[Row]:
-    """One row per start. Runs in a separate process on one core."""
+def run_one(job: Job) -> Row:
+    """``rows``: one per start. Runs in a separate process on one core."""
     from peer.data import corpus
     from peer.replica.inner_loop import mean_loss
     from tests.benchmarks.downstream.tuning import best_tuned, score
@@ -87,7 +85,7 @@ def run_one(job: Job) -> list[Row]:
         tuned, rate = best_tuned(network, task, job.case.seed)
         rows.append({"start": start, "seed": job.case.seed, "val_loss": val_loss, "before": before})
         rows[-1] |= {**asdict(tuned), "rate": rate, "learnt": len(task.train), "tested": len(task.test)}
-    return rows
+    return {"rows": rows}
 
 
 def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
@@ -121,14 +119,16 @@ def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
 
 def run_all(todo: list[Job], known: Known, workers: int) -> list[Row]:
     """Rows of all jobs; those in ``known`` are not repeated."""
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(run_one, job): job for job in todo if job.key not in known.found}
-        for future in as_completed(futures):
-            known.add(futures[future].key, {"rows": future.result()})
-            for row in future.result():
-                found = f"{row['right']:.1%} right, {row['loss']:.4f} nats a byte at {row['rate']:g}"
-                print(f"seed {row['seed']}, {row['start']}: {found}", flush=True)
-    return [row for job in todo for row in known.found[job.key]["rows"]]
+    found = known.run_all(run_one, {job.key: job for job in todo}, workers, shown)
+    return [row for each in found for row in each["rows"]]
+
+
+def shown(found: Row) -> str:
+    starts = (
+        f"{row['start']}: {row['right']:.1%} right, {row['loss']:.4f} nats a byte at {row['rate']:g}"
+        for row in found["rows"]
+    )
+    return "; ".join(starts)
 
 
 def figures(rows: list[Row]) -> Row:
@@ -175,7 +175,3 @@ def main() -> None:
     seeds = args.seeds or (SEEDS[:1] if args.quick else SEEDS)
     result = figures(run_all(jobs(seeds, quick=args.quick), Known("downstream", args), args.workers))
     finish("downstream", result, in_words(result), args)
-
-
-if __name__ == "__main__":
-    main()

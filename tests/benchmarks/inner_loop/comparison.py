@@ -152,7 +152,3 @@ def main() -> None:
         "the inner loop alone at least 98%": ratio >= 0.98,
     }
     finish("inner_loop", figures, words, args, goals)
-
-
-if __name__ == "__main__":
-    main()

@@ -173,7 +173,3 @@ def main() -> None:
         words,
         args,
     )
-
-
-if __name__ == "__main__":
-    main()

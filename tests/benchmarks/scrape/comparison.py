@@ -111,7 +111,3 @@ def main() -> None:
     tokens, often = ratio(20 if args.quick else 60)
     words = f"scraped {often:.1f} times a second, a peer's inner loop makes {tokens:.2%} of its tokens/s"
     finish("scrape", {"tokens_per_s_ratio": tokens, "scrapes_per_second": round(often, 2)}, words, args)
-
-
-if __name__ == "__main__":
-    main()

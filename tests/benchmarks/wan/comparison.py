@@ -129,7 +129,3 @@ def _words(table: dict[str, Any], stage: str) -> str:
     """A stage's wall ratios and idle shares."""
     walls, idle = table["wall_ratio"][stage], table["idle_share"][stage]
     return f"{stage}: " + ", ".join(f"{it} {walls[it]:.3f} ({idle[it]:.1%} idle)" for it in walls)
-
-
-if __name__ == "__main__":
-    main()

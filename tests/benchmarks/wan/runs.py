@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ class Runs:
     """All of ``known``. Raises :class:`UserError`."""
 
     def __init__(self, known: Known, stages: dict[str, Stage]) -> None:
-        self._known, self._stages = known, stages
+        self._known = known
         for key, entry in known.found.items():
             stage, method, _ = key.split("/")
             known = stage in stages and method in METHODS
@@ -38,13 +37,6 @@ class Runs:
     def of(self, stage: str, method: str) -> list[Run]:
         """The runs of a cell of the table."""
         return [run for key, run in self._known.found.items() if key.rpartition("/")[0] == f"{stage}/{method}"]
-
-    def cells(self) -> Iterator[tuple[str, str, list[Run]]]:
-        """Stage, method and runs, of all cells with a run."""
-        for stage in self._stages:
-            for method in METHODS:
-                if runs := self.of(stage, method):
-                    yield stage, method, runs
 
     def make(self, stage: Stage, method: Method, number: int) -> None:
         """Measure run ``number``, unless it is there."""
