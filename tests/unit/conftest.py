@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 REAL_SECONDS = 100.0  # a test that hangs fails
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that is a coroutine runs in virtual time, and with the marker ``real_time`` on asyncio's own loop.
+
+    Virtual time ends after all other fixtures: what a test has set in the place of a clock is taken back before.
+    """
+    for item in items:
+        if _is_coroutine(item) and not item.get_closest_marker("real_time"):
+            names = item.fixturenames  # type: ignore[attr-defined]
+            names[:] = ["virtual", *(it for it in names if it != "virtual")]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine runs in virtual time, and with the marker ``real_time`` on asyncio's own loop."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+    if not _is_coroutine(pyfuncitem):
         return None
     from tests.unit.virtual import run
 
@@ -35,8 +45,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if pyfuncitem.get_closest_marker("real_time"):
         asyncio.run(asyncio.wait_for(test, REAL_SECONDS))
     else:
-        run(test, pyfuncitem.funcargs.get("virtual"))
+        run(test, pyfuncitem.funcargs["virtual"])
     return True
+
+
+def _is_coroutine(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj)
 
 
 @pytest.fixture
