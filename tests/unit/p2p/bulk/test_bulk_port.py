@@ -24,6 +24,8 @@ from peer.p2p.stream import BadMessage
 from tests.unit.p2p.bulk.harness import HOST, WAIT, Sides, parts, sides
 from tests.unit.p2p.bulk.test_transfers import both_ways
 
+pytestmark = pytest.mark.real_time
+
 
 def threads() -> list[threading.Thread]:
     return [it for it in threading.enumerate() if it.name == "bulk"]
@@ -78,81 +80,66 @@ async def ended(port: int, sent: bytes) -> bool:
     [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(16), b"\x16\x03\x01" + bytes(600)],
     ids=["silent", "http", "id", "tls"],
 )
-def test_a_stranger_is_dropped(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stranger_is_dropped(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "ADMIT_SECONDS", 0.3)
-
-    async def talk() -> None:
-        async with sides() as two:
-            theirs = await offered(two)
-            assert await ended(theirs.port, sent)
-            assert not threads()
-
-    asyncio.run(talk())
+    async with sides() as two:
+        theirs = await offered(two)
+        assert await ended(theirs.port, sent)
+        assert not threads()
 
 
 @pytest.mark.parametrize("false", ["certificate", "token", "role"])
-def test_a_connection_needs_the_certificate_and_the_token(false: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_needs_the_certificate_and_the_token(false: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is right but one. The id is right in all cases: whoever is on the way can read it."""
-
-    async def talk() -> None:
-        async with sides() as two:
-            theirs, credentials = await offered(two), two.caller.port._credentials
-            assert credentials is not None
-            mine = transfer_with(Credentials() if false == "certificate" else credentials, theirs)
-            if false == "token":
-                mine.token = bytes(TOKEN_BYTES)
-            await refused(theirs.port, mine, 7 if false == "role" else Role.PULL)
-            assert not threads()
-            (await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)).close()
-
-    asyncio.run(talk())
+    async with sides() as two:
+        theirs, credentials = await offered(two), two.caller.port._credentials
+        assert credentials is not None
+        mine = transfer_with(Credentials() if false == "certificate" else credentials, theirs)
+        if false == "token":
+            mine.token = bytes(TOKEN_BYTES)
+        await refused(theirs.port, mine, 7 if false == "role" else Role.PULL)
+        assert not threads()
+        (await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)).close()
 
 
-def test_a_token_counts_for_its_own_transfer_and_not_after_it() -> None:
-    async def talk() -> None:
-        async with sides() as two, sides() as others:
-            theirs, credentials = await offered(two), two.caller.port._credentials
-            another = await offered(others)
-            assert credentials is not None
-            replayed = transfer_with(credentials, another, bytes.fromhex(theirs.token))
-            await refused(another.port, replayed)  # at another listener
-            two.called.stream.close()
-            await refused(theirs.port, transfer_with(credentials, theirs))
-            assert not threads()
-
-    asyncio.run(talk())
+async def test_a_token_counts_for_its_own_transfer_and_not_after_it() -> None:
+    async with sides() as two, sides() as others:
+        theirs, credentials = await offered(two), two.caller.port._credentials
+        another = await offered(others)
+        assert credentials is not None
+        replayed = transfer_with(credentials, another, bytes.fromhex(theirs.token))
+        await refused(another.port, replayed)  # at another listener
+        two.called.stream.close()
+        await refused(theirs.port, transfer_with(credentials, theirs))
+        assert not threads()
 
 
-def test_a_dialler_refuses_another_certificate() -> None:
+async def test_a_dialler_refuses_another_certificate() -> None:
     """Somebody else has the port, or is on the way."""
+    async with sides() as two:
+        credentials, impostor = Credentials(), Credentials()
+        theirs = await offered(two)
+        mine = two.caller.port._credentials
+        assert mine is not None
+        server = impostor.context(mine.certificate, server=True)
 
-    async def talk() -> None:
-        async with sides() as two:
-            credentials, impostor = Credentials(), Credentials()
-            theirs = await offered(two)
-            mine = two.caller.port._credentials
-            assert mine is not None
-            server = impostor.context(mine.certificate, server=True)
+        async def serve(sock: socket.socket) -> None:
+            loop = asyncio.get_running_loop()
+            taken, _ = await loop.sock_accept(sock)
+            await loop.sock_recv(taken, 16)
+            with contextlib.suppress(OSError):
+                secure = await handshake(taken, server, mine.certificate, server=True)
+                await read(secure, TOKEN_BYTES + 1)
+                raise AssertionError("it has shown its token")
 
-            async def serve(sock: socket.socket) -> None:
-                loop = asyncio.get_running_loop()
-                taken, _ = await loop.sock_accept(sock)
-                await loop.sock_recv(taken, 16)
-                with contextlib.suppress(OSError):
-                    secure = await handshake(taken, server, mine.certificate, server=True)
-                    await read(secure, TOKEN_BYTES + 1)
-                    raise AssertionError("it has shown its token")
-
-            with socket.create_server((HOST, 0)) as sock:
-                sock.setblocking(False)
-                false = theirs.model_copy(update={"port": sock.getsockname()[1]})
-                serving = asyncio.ensure_future(serve(sock))
-                with pytest.raises(ssl.SSLCertVerificationError):
-                    await connect(HOST, false.port, transfer_with(mine, false), Role.PULL)
-                await serving
-            assert credentials.certificate != impostor.certificate
-
-    asyncio.run(asyncio.wait_for(talk(), 20))
+        with socket.create_server((HOST, 0)) as sock:
+            sock.setblocking(False)
+            false = theirs.model_copy(update={"port": sock.getsockname()[1]})
+            serving = asyncio.ensure_future(serve(sock))
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await connect(HOST, false.port, transfer_with(mine, false), Role.PULL)
+            await serving
+        assert credentials.certificate != impostor.certificate
 
 
 def test_half_open_connections_by_the_thousand_keep_nobody_out() -> None:
@@ -185,104 +172,87 @@ def test_half_open_connections_by_the_thousand_keep_nobody_out() -> None:
 
 
 @pytest.mark.parametrize("where", ["closed", "silent"])
-def test_where_nobody_answers_parts_go_over_the_stream_and_it_is_remembered(
+async def test_where_nobody_answers_parts_go_over_the_stream_and_it_is_remembered(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``silent``: a full backlog drops packets, as a firewall does."""
     monkeypatch.setattr(offer, "DIAL_SECONDS", 0.5)
-
-    async def talk() -> None:
-        with contextlib.ExitStack() as stack:
-            sock = stack.enter_context(socket.socket())
-            sock.bind((HOST, 0))
-            if where == "silent":
-                sock.listen(0)
-                for _ in range(4):
-                    filler = stack.enter_context(socket.socket())
-                    filler.setblocking(False)
-                    with contextlib.suppress(BlockingIOError):
-                        filler.connect(sock.getsockname())
-            async with sides(caller_listens=False) as two:
-                two.called.port.port = sock.getsockname()[1]
-                await two.agree()
-                assert two.caller.stream.direct is two.called.stream.direct is None
-                await both_ways(two, 3)
-                (again, _) = two.offers()
-                assert again is not None and not again.dials
-                monkeypatch.setattr(offer.clock, "monotonic", lambda: 1e9)
-                (later, _) = two.offers()
-                assert later is not None and later.dials
-
-    asyncio.run(asyncio.wait_for(talk(), 30))
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.socket())
+        sock.bind((HOST, 0))
+        if where == "silent":
+            sock.listen(0)
+            for _ in range(4):
+                filler = stack.enter_context(socket.socket())
+                filler.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    filler.connect(sock.getsockname())
+        async with sides(caller_listens=False) as two:
+            two.called.port.port = sock.getsockname()[1]
+            await two.agree()
+            assert two.caller.stream.direct is two.called.stream.direct is None
+            await both_ways(two, 3)
+            (again, _) = two.offers()
+            assert again is not None and not again.dials
+            monkeypatch.setattr(offer.clock, "monotonic", lambda: 1e9)
+            (later, _) = two.offers()
+            assert later is not None and later.dials
 
 
-def test_the_port_is_free_at_the_end_although_a_forked_process_has_a_copy_of_it() -> None:
+async def test_the_port_is_free_at_the_end_although_a_forked_process_has_a_copy_of_it() -> None:
     """A worker of a data loader."""
-
-    async def talk() -> None:
-        first, second = (listener.BulkListener(lambda wanted: None) for _ in range(2))
-        port = first.listen(HOST, 0)
-        assert first._server is not None
-        with first._server.dup():
-            running = asyncio.ensure_future(first.run())
-            await asyncio.sleep(0)
-            running.cancel()
-            await asyncio.wait([running])
-            assert second.listen(HOST, port) == port
-        assert second._server is not None
-        second._server.close()
-
-    asyncio.run(talk())
+    first, second = (listener.BulkListener(lambda wanted: None) for _ in range(2))
+    port = first.listen(HOST, 0)
+    assert first._server is not None
+    with first._server.dup():
+        running = asyncio.ensure_future(first.run())
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        assert second.listen(HOST, port) == port
+    assert second._server is not None
+    second._server.close()
 
 
-def test_an_open_transfer_is_one_of_few() -> None:
-    async def talk() -> None:
-        async with sides() as two:
-            made = [two.called.port.offer(two.called.stream, 2**30) for _ in range(offer.BULK_TRANSFERS.each + 1)]
-            assert [it is None for it in made] == [False] * offer.BULK_TRANSFERS.each + [True]
-
-    asyncio.run(talk())
+async def test_an_open_transfer_is_one_of_few() -> None:
+    async with sides() as two:
+        made = [two.called.port.offer(two.called.stream, 2**30) for _ in range(offer.BULK_TRANSFERS.each + 1)]
+        assert [it is None for it in made] == [False] * offer.BULK_TRANSFERS.each + [True]
 
 
 @pytest.mark.parametrize(
     "request_", [(2, 5), (10**5, 0), (0, 10**6), (10**6, 10**6)], ids=["behind", "far", "first", "none"]
 )
-def test_a_partner_that_asks_for_what_there_is_not_is_hung_up_on(request_: tuple[int, int]) -> None:
-    async def talk() -> None:
-        async with sides() as two:
-            theirs, credentials = await offered(two), two.caller.port._credentials
-            assert credentials is not None and two.called.stream.bulk is not None
-            two.called.stream.bulk.ready = True
-            send = asyncio.ensure_future(two.called.stream.bulk.send(parts(10**6), 5))
-            sock = await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)
-            await ready(sock, lambda: sock.send(PART_REQUEST.pack(*request_)))
-            with pytest.raises(ConnectionResetError):
-                async with asyncio.timeout(5):
-                    await read(sock, 1)
-            assert isinstance(two.called.stream.bulk._last_loss, BadMessage)
-            sock.close()
-            sock = await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)
-            await ready(sock, lambda: sock.send(PART_REQUEST.pack(NO_MORE, 0)))
-            await send
-            sock.close()
-
-    asyncio.run(asyncio.wait_for(talk(), 30))
+async def test_a_partner_that_asks_for_what_there_is_not_is_hung_up_on(request_: tuple[int, int]) -> None:
+    async with sides() as two:
+        theirs, credentials = await offered(two), two.caller.port._credentials
+        assert credentials is not None and two.called.stream.bulk is not None
+        two.called.stream.bulk.ready = True
+        send = asyncio.ensure_future(two.called.stream.bulk.send(parts(10**6), 5))
+        sock = await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)
+        await ready(sock, lambda: sock.send(PART_REQUEST.pack(*request_)))
+        with pytest.raises(ConnectionResetError):
+            async with asyncio.timeout(5):
+                await read(sock, 1)
+        assert isinstance(two.called.stream.bulk._last_loss, BadMessage)
+        sock.close()
+        sock = await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)
+        await ready(sock, lambda: sock.send(PART_REQUEST.pack(NO_MORE, 0)))
+        await send
+        sock.close()
 
 
-def test_a_certificate_that_is_none_is_a_bad_message_or_no_connection() -> None:
-    async def talk() -> None:
-        async with sides() as two:
-            one, other = two.offers()
-            assert other is not None
-            for text in ("no base64!", "\u00e9"):
-                with pytest.raises(BadMessage):
-                    await two.caller.port.agree(two.caller.stream, one, other.model_copy(update={"certificate": text}))
-            for text in ("AAAA", ""):
-                empty = other.model_copy(update={"certificate": text})
-                await two.caller.port.agree(two.caller.stream, one, empty)
-                assert two.caller.stream.direct is None
-            for text in ("", "\u00e9", "no base64!"):
-                with pytest.raises(ValidationError):
-                    BulkOffer.model_validate({**other.model_dump(), "certificate": text})
-
-    asyncio.run(talk())
+async def test_a_certificate_that_is_none_is_a_bad_message_or_no_connection() -> None:
+    async with sides() as two:
+        one, other = two.offers()
+        assert other is not None
+        for text in ("no base64!", "\u00e9"):
+            with pytest.raises(BadMessage):
+                await two.caller.port.agree(two.caller.stream, one, other.model_copy(update={"certificate": text}))
+        for text in ("AAAA", ""):
+            empty = other.model_copy(update={"certificate": text})
+            await two.caller.port.agree(two.caller.stream, one, empty)
+            assert two.caller.stream.direct is None
+        for text in ("", "\u00e9", "no base64!"):
+            with pytest.raises(ValidationError):
+                BulkOffer.model_validate({**other.model_dump(), "certificate": text})

@@ -20,6 +20,8 @@ from peer.p2p.bulk.transfer import BulkTransfer, Role
 from peer.p2p.payload import send_parts
 from tests.unit.p2p.bulk.harness import STALL, part, parts, receive, sides
 
+pytestmark = pytest.mark.real_time
+
 
 class Line:
     """A connection of ``rate`` bytes a second whose answers come after ``trip``; ``held``: bytes asked for, at most."""
@@ -43,23 +45,19 @@ class Line:
 
 
 @pytest.mark.parametrize(("rate", "most_held"), [(50e6, 50e6), (1e6, 1.1e6)])
-def test_a_connection_asks_for_what_it_gets_in_a_second(
+async def test_a_connection_asks_for_what_it_gets_in_a_second(
     rate: float, most_held: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fast and long one waited for its own requests (2 MiB a round trip), and a slow one held the last parts."""
     size, count = 2**18, 120
     line: Any = Line(rate, 0.2, size)
     monkeypatch.setattr("peer.clock.monotonic", lambda: line.now)
-
-    async def talk() -> list[int]:
-        incoming = IncomingParts(asyncio.get_running_loop())
-        arriving = incoming.receive(repeat(memoryview(bytearray(size)), count), STALL)
-        first = asyncio.ensure_future(anext(arriving))
-        await asyncio.sleep(0)
-        incoming.pull(line)
-        return [(await first)[0], *[number async for number, _, _ in arriving]]
-
-    assert asyncio.run(talk()) == list(range(count))
+    incoming = IncomingParts(asyncio.get_running_loop())
+    arriving = incoming.receive(repeat(memoryview(bytearray(size)), count), STALL)
+    first = asyncio.ensure_future(anext(arriving))
+    await asyncio.sleep(0)
+    incoming.pull(line)
+    assert [(await first)[0], *[number async for number, _, _ in arriving]] == list(range(count))
     assert line.now < 1.5 * count * size / rate + 0.5
     assert 2 * size <= line.held <= most_held
 
@@ -113,7 +111,7 @@ def test_looks_without_a_byte_add_no_connections() -> None:
     assert [growing.look(1000, 1.0) for _ in range(5)] == [FIRST_CONNECTIONS] * 5 and not growing.settled
 
 
-def test_a_transfer_that_has_had_all_its_connections_dials_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_transfer_that_has_had_all_its_connections_dials_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each dial would be a TLS handshake for a connection that is closed at once."""
     looks, dialled, connect = list[int](), list[Role](), offer.connect
 
@@ -129,54 +127,42 @@ def test_a_transfer_that_has_had_all_its_connections_dials_no_more(monkeypatch: 
     monkeypatch.setattr(transfer, "MOST_OPENED", 2 * FIRST_CONNECTIONS)
     monkeypatch.setattr(Growth, "look", look)
     monkeypatch.setattr(offer, "connect", counted)
-
-    async def talk() -> None:
-        async with sides() as two:
-            await two.agree()
-            while len(looks) < 5:  # noqa: ASYNC110 - a look is no event
-                await asyncio.sleep(0.001)
-            assert len(dialled) == 2 * FIRST_CONNECTIONS
-
-    asyncio.run(asyncio.wait_for(talk(), 100))
+    async with sides() as two:
+        await two.agree()
+        while len(looks) < 5:  # noqa: ASYNC110 - a look is no event
+            await asyncio.sleep(0.001)
+        assert len(dialled) == 2 * FIRST_CONNECTIONS
 
 
-def test_both_directions_have_as_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_both_directions_have_as_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one with more takes the line from the other: a swap got 0.65 of a line, and 0.86 with as many in both."""
     monkeypatch.setattr(growth, "LOOK_PERIOD", 0.01)
     monkeypatch.setattr(Growth, "look", lambda self, moved, seconds: setattr(self, "wanted", 6 if moved else 2))
+    async with sides() as two:
+        await two.agree()
+        bulk = two.caller.stream.bulk
+        assert bulk is not None
 
-    async def talk() -> None:
-        async with sides() as two:
-            await two.agree()
-            bulk = two.caller.stream.bulk
-            assert bulk is not None
+        async def held_back() -> AsyncIterator[bytes]:
+            """The last one, until both have as many: a fast machine must not be done before."""
+            async for it in parts(20):
+                if it == part(19):
+                    while min(map(bulk.count, Role)) < 6:  # noqa: ASYNC110 - threads count, and no event says so
+                        await asyncio.sleep(0.01)
+                yield it
 
-            async def held_back() -> AsyncIterator[bytes]:
-                """The last one, until both have as many: a fast machine must not be done before."""
-                async for it in parts(20):
-                    if it == part(19):
-                        while min(map(bulk.count, Role)) < 6:  # noqa: ASYNC110 - threads count, and no event says so
-                            await asyncio.sleep(0.01)
-                    yield it
-
-            await asyncio.gather(send_parts(two.caller.stream, held_back(), STALL), receive(two.called.stream, 20))
-
-    asyncio.run(asyncio.wait_for(talk(), 100))
+        await asyncio.gather(send_parts(two.caller.stream, held_back(), STALL), receive(two.called.stream, 20))
 
 
-def test_what_was_useful_with_a_member_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_useful_with_a_member_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "LOOK_PERIOD", 0.01)
-
-    async def talk() -> None:
-        async with sides() as two:
-            port, remote = two.caller.port, two.caller.stream.remote
-            port._note_useful(remote, 5)
-            port._note_useful(remote, 7)  # it is known already
-            await two.agree()
-            bulk = two.caller.stream.bulk
-            assert bulk is not None and [bulk.count(role) for role in Role] == [5, 5]
-            later = clock.monotonic() + offer.USEFUL_SECONDS
-            monkeypatch.setattr("peer.clock.monotonic", lambda: later)
-            assert port._useful_with(remote) is None
-
-    asyncio.run(asyncio.wait_for(talk(), 100))
+    async with sides() as two:
+        port, remote = two.caller.port, two.caller.stream.remote
+        port._note_useful(remote, 5)
+        port._note_useful(remote, 7)  # it is known already
+        await two.agree()
+        bulk = two.caller.stream.bulk
+        assert bulk is not None and [bulk.count(role) for role in Role] == [5, 5]
+        later = clock.monotonic() + offer.USEFUL_SECONDS
+        monkeypatch.setattr("peer.clock.monotonic", lambda: later)
+        assert port._useful_with(remote) is None
