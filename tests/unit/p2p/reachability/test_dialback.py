@@ -123,15 +123,13 @@ def test_who_comes_through_a_relay_is_not_dialled_where_the_relay_is() -> None:
     assert not dialled.calls
 
 
-def test_who_asks_too_often_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_who_asks_too_often_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     each = int(DIALBACKS.each * DIALBACKS.burst)
 
-    async def often() -> list[Heard | Busy]:
-        served = DialBack(Dialled({}))
-        return [await asked(served, origin, []) for origin in ["/ip4/45.0.0.9/tcp/1"] * (each + 1)]
-
     monkeypatch.setattr("peer.p2p.budgets.clock.monotonic", lambda: 0.0)
-    *answers, last = run(often())
+    served = DialBack(Dialled({}))
+    *answers, last = [await asked(served, origin, []) for origin in ["/ip4/45.0.0.9/tcp/1"] * (each + 1)]
     assert all(isinstance(it, Heard) for it in answers)
     assert isinstance(last, Busy) and last.seconds == 1 / DIALBACKS.each
 
@@ -335,23 +333,20 @@ def test_one_that_cannot_dial_us_is_enough_for_relays() -> None:
     assert decided(Others(local, (SEEN, {})), HOME).relayed
 
 
-def test_many_that_start_at_once_all_learn_that_they_are_behind_a_nat(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_many_that_start_at_once_all_learn_that_they_are_behind_a_nat(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node answers few at a time. Whom it had no time for took itself for one that others can dial."""
     monkeypatch.setattr(dialback, "DIAL_TIMEOUT", 0.3)
     silence = Silence()
     served = DialBack(silence)
-
-    async def all_at_once() -> list[Reachability]:
-        works = []
-        for number in range(2 * AT_ONCE):
-            others = Others(("", {}))
-            others._served = [(f"/ip4/45.0.0.{number}/tcp/1", served)]
-            works.append(asyncio.ensure_future(deciding(others, HOME)))
-            while number == AT_ONCE - 1 and silence.dialling < AT_ONCE:  # noqa: ASYNC110 - the first ones keep it busy
-                await asyncio.sleep(0.001)
-        return await asyncio.gather(*works)
-
-    assert all(it.relayed for it in run(all_at_once()))
+    works = []
+    for number in range(2 * AT_ONCE):
+        others = Others(("", {}))
+        others._served = [(f"/ip4/45.0.0.{number}/tcp/1", served)]
+        works.append(asyncio.ensure_future(deciding(others, HOME)))
+        while number == AT_ONCE - 1 and silence.dialling < AT_ONCE:  # noqa: ASYNC110 - the first ones keep it busy
+            await asyncio.sleep(0.001)
+    assert all(it.relayed for it in await asyncio.gather(*works))
 
 
 def test_who_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +383,7 @@ def by_members(members: Others, *own: str) -> Reachability:
     return in_virtual_time(decide(either, visible, ["/dead"], otherwise=members.addresses))
 
 
-def test_when_one_has_answered_the_others_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_when_one_has_answered_the_others_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     others = Others((SEEN, {}), (SEEN, {("45.0.0.9", 4001): ME}))
     open_stream = others.open
 
@@ -398,12 +393,8 @@ def test_when_one_has_answered_the_others_have_little_time(monkeypatch: pytest.M
         return await open_stream(peer_id, *call)
 
     monkeypatch.setattr(others, "open", hangs)
-
-    async def timed() -> tuple[Reachability, float]:
-        began = clock.monotonic()
-        return await deciding(others, HOME), clock.monotonic() - began
-
-    stand, seconds = in_virtual_time(timed())
+    began = clock.monotonic()
+    stand, seconds = await deciding(others, HOME), clock.monotonic() - began
     assert stand == Reachability(announce=("/ip4/45.0.0.9/tcp/4001", HOME))
     assert seconds == took(module.OTHERS_SECONDS)
 

@@ -13,7 +13,6 @@ from peer.p2p.reachability import own_addresses
 from peer.p2p.reachability.decide import Reachability
 from peer.p2p.reachability.own_addresses import LOOK_AGAIN_SECONDS, OwnAddresses
 from peer.rounds.backoff import Proven
-from tests.unit.virtual import run as in_virtual_time
 
 ME, HOME, PUBLIC = "QmMe", "/ip4/192.168.1.2/tcp/4001", "/ip4/45.0.0.9/tcp/4001"
 GUEST, NEIGHBOUR = "/ip4/45.0.0.3/tcp/1/p2p/QmGuest", "/ip4/192.168.1.3/tcp/1/p2p/QmNeighbour"
@@ -91,7 +90,8 @@ def test_a_daemon_with_another_address_is_enough(monkeypatch: pytest.MonkeyPatch
     assert place.decided == 1 and not place.asked and place.own.all == (f"/ip4/45.0.0.77/tcp/4001/p2p/{ME}",)
 
 
-def test_a_daemon_that_does_not_answer_is_asked_again_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_a_daemon_that_does_not_answer_is_asked_again_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node was taken for one that uses relays: it looked no more, and asked no relay."""
 
     class Busy(Place):
@@ -105,18 +105,15 @@ def test_a_daemon_that_does_not_answer_is_asked_again_at_the_next_look(monkeypat
                 raise TimeoutError
             return await super()._visible()
 
-    async def scene() -> None:
-        place = Busy(monkeypatch, PUBLIC)
-        hidden: list[bool] = []
-        with pytest.raises(TimeoutError):
-            await place.look(Reachability())
-        assert not place.own.reach.relayed and not place.tasks
-        await place.own._look(hidden.append)
-        assert place.own.reach.relayed and place.tasks and hidden == [True]
-        for task in place.tasks:
-            task.cancel()
-
-    asyncio.run(scene())
+    place = Busy(monkeypatch, PUBLIC)
+    hidden: list[bool] = []
+    with pytest.raises(TimeoutError):
+        await place.look(Reachability())
+    assert not place.own.reach.relayed and not place.tasks
+    await place.own._look(hidden.append)
+    assert place.own.reach.relayed and place.tasks and hidden == [True]
+    for task in place.tasks:
+        task.cancel()
 
 
 @pytest.mark.parametrize("announce", [(), (PUBLIC, HOME)])
@@ -180,25 +177,21 @@ def test_only_members_with_which_a_swap_has_succeeded_are_asked(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("lie", [Reachability(relayed=True), Reachability(announce=("/ip4/45.0.0.66/tcp/4001",))])
-def test_what_only_members_say_is_asked_again(lie: Reachability, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_only_members_say_is_asked_again(lie: Reachability, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who had begun to use relays never looked again, was a client of the DHT for good, and kept its reservations."""
-
-    async def scene() -> None:
-        place, hidden = Place(monkeypatch, PUBLIC), list[bool]()
-        place.found = replace(lie, by_members=True)
-        await place.own.hear(ME)
-        await place.own.use(Reachability(unknown=True))
-        watching = asyncio.ensure_future(place.own.watch(True, hidden.append))
-        for found in place.found, Reachability(unknown=True), place.found:  # it goes on, and nobody can tell meanwhile
-            place.found = found
-            await asyncio.sleep(1.5 * LOOK_AGAIN_SECONDS)
-            assert place.own.reach == replace(lie, by_members=True)
-        assert place.decided > 3 and hidden == [True] * lie.relayed
-        assert len(place.tasks) == own_addresses.RELAYS * lie.relayed
-        place.found = Reachability()
+    place, hidden = Place(monkeypatch, PUBLIC), list[bool]()
+    place.found = replace(lie, by_members=True)
+    await place.own.hear(ME)
+    await place.own.use(Reachability(unknown=True))
+    watching = asyncio.ensure_future(place.own.watch(True, hidden.append))
+    for found in place.found, Reachability(unknown=True), place.found:  # it goes on, and nobody can tell meanwhile
+        place.found = found
         await asyncio.sleep(1.5 * LOOK_AGAIN_SECONDS)
-        assert hidden == [True, False] * lie.relayed and place.own.all == (f"{PUBLIC}/p2p/{ME}",)
-        assert all(task.cancelled() for task in place.tasks), "it needs no reservations any more"
-        watching.cancel()
-
-    in_virtual_time(scene())
+        assert place.own.reach == replace(lie, by_members=True)
+    assert place.decided > 3 and hidden == [True] * lie.relayed
+    assert len(place.tasks) == own_addresses.RELAYS * lie.relayed
+    place.found = Reachability()
+    await asyncio.sleep(1.5 * LOOK_AGAIN_SECONDS)
+    assert hidden == [True, False] * lie.relayed and place.own.all == (f"{PUBLIC}/p2p/{ME}",)
+    assert all(task.cancelled() for task in place.tasks), "it needs no reservations any more"
+    watching.cancel()
