@@ -34,7 +34,8 @@ def test_only_a_freeze_makes_it_longer(seconds: float, freezes: list[float]) -> 
     assert seconds - lost <= waited <= seconds
 
 
-def test_who_cancels_a_thread_waits_for_its_end() -> None:
+@pytest.mark.real_time
+async def test_who_cancels_a_thread_waits_for_its_end() -> None:
     """The mean of a group was written to a buffer that this peer had taken for its own contribution meanwhile."""
     began, go, ended = threading.Event(), threading.Event(), []
 
@@ -43,20 +44,17 @@ def test_who_cancels_a_thread_waits_for_its_end() -> None:
         go.wait(30)
         ended.append(True)
 
-    async def scene() -> None:
-        task = asyncio.ensure_future(clock.in_thread(work))
-        await asyncio.to_thread(began.wait, 30)
-        for _ in range(2):
-            task.cancel()
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert not task.done()
-        go.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert ended
-
-    asyncio.run(scene())
+    task = asyncio.ensure_future(clock.in_thread(work))
+    await asyncio.to_thread(began.wait, 30)
+    for _ in range(2):
+        task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not task.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended
 
 
 def test_a_worker_does_one_thing_after_the_other_until_it_is_shut_down() -> None:

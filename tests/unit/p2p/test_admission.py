@@ -137,43 +137,37 @@ def test_a_stream_is_for_two_that_are_both_invited() -> None:
     assert "expired" in meet(admission(), admission(own=OWNER.certify(OTHER, "o", 5.0)))[0]
 
 
-def test_nothing_is_heard_from_who_does_not_show_a_certificate() -> None:
-    async def talk() -> None:
-        caller, called = await stream_pair()
-        called.gate = Gate(admission()).check
-        await caller.write(b"\0\0\0\2{}" + bytes(100), 1)
-        with pytest.raises(BadMessage):
-            await called.read_into(memoryview(bytearray(50)), 1)
-
-    asyncio.run(talk())
+@pytest.mark.real_time
+async def test_nothing_is_heard_from_who_does_not_show_a_certificate() -> None:
+    caller, called = await stream_pair()
+    called.gate = Gate(admission()).check
+    await caller.write(b"\0\0\0\2{}" + bytes(100), 1)
+    with pytest.raises(BadMessage):
+        await called.read_into(memoryview(bytearray(50)), 1)
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("ends", ["by the owner's list", "with the time"])
-def test_open_streams_end_with_the_invitation(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_open_streams_end_with_the_invitation(ends: str) -> None:
     """Also those on which a peer shows no certificate, as the circuits that a relay joins."""
-
-    async def talk() -> list[bool]:
-        now = [1000.0]
-        monkeypatch.setattr(clock, "unix", lambda: now[0])
-        it = admission()
-        gate, streams = Gate(it), []
-        for name, expires, shows in ((OTHER, 2000.0, True), (OTHER, 2000.0, False), (PEER, 3000.0, True)):
-            caller, called = await stream_pair()
-            called.remote = name
-            streams.append(called)
-            if shows:
-                await Gate(admission(own=OWNER.certify(name, "o", expires))).show(caller)
-                await gate.check(called)
-        gate.look_again(streams)
-        assert not any(stream.closed for stream in streams)
-        if ends == "with the time":
-            now[0] = 2000.0
-        else:
-            it.learn(OWNER.revoke(1, [OTHER]))
-        gate.look_again(streams)
-        return [stream.closed for stream in streams]
-
-    assert asyncio.run(talk()) == [True, True, False]
+    now = [1000.0]
+    it = Admission(OWNER.public, OWN, now=lambda: now[0])
+    gate, streams = Gate(it), []
+    for name, expires, shows in ((OTHER, 2000.0, True), (OTHER, 2000.0, False), (PEER, 3000.0, True)):
+        caller, called = await stream_pair()
+        called.remote = name
+        streams.append(called)
+        if shows:
+            await Gate(admission(own=OWNER.certify(name, "o", expires))).show(caller)
+            await gate.check(called)
+    gate.look_again(streams)
+    assert not any(stream.closed for stream in streams)
+    if ends == "with the time":
+        now[0] = 2000.0
+    else:
+        it.learn(OWNER.revoke(1, [OTHER]))
+    gate.look_again(streams)
+    assert [stream.closed for stream in streams] == [True, True, False]
 
 
 # -- the DHT

@@ -22,7 +22,6 @@ from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.p2p.reachability.decide import Reachability
 from peer.p2p.settings import NodeSettings
 from tests.unit.p2p.reachability.test_dialback import listening_port
-from tests.unit.virtual import run
 
 
 @pytest.fixture
@@ -189,7 +188,7 @@ async def _all_ended(node: Node) -> None:
     [(0, 0.0, True), (5, 0.0, False), (5, 3600.0, False)],
     ids=["never", "late", "frozen"],
 )
-def test_a_daemon_hangs_when_it_answers_nothing_for_minutes(
+async def test_a_daemon_hangs_when_it_answers_nothing_for_minutes(
     daemon: Daemon, answered: int, freeze: float, hangs: bool
 ) -> None:
     """``answered``: it answers one question of so many. ``freeze``: seconds in which our process stands still."""
@@ -201,10 +200,7 @@ def test_a_daemon_hangs_when_it_answers_nothing_for_minutes(
             await asyncio.sleep(RPC_TIMEOUT + (freeze if number == 1 else 0.0))
             raise TimeoutError
 
-    async def hours() -> None:
-        watching = asyncio.ensure_future(daemon.watch(ask))
-        await asyncio.wait([watching], timeout=freeze + 10 * HUNG_SECONDS)
-        watching.cancel()
-
-    run(hours())
+    watching = asyncio.ensure_future(daemon.watch(ask))
+    await asyncio.wait([watching], timeout=freeze + 10 * HUNG_SECONDS)
+    watching.cancel()
     assert bool(daemon.failure) == hangs

@@ -109,15 +109,12 @@ def test_no_name_of_a_protocol_has_a_version() -> None:
     assert all(re.fullmatch("noloco/[a-z]+", name) for name in names)
 
 
-def test_a_refusal_of_a_later_version_is_understood() -> None:
-    async def talk() -> None:
-        one, two = await stream_pair()
-        body = b'{"kind":"refusal","reason":"it trains another run","colour":"blue"}'
-        await two.write(len(body).to_bytes(4, "big") + body, 1)
-        await one.receive(Hello, 1)
-
+async def test_a_refusal_of_a_later_version_is_understood() -> None:
+    one, two = await stream_pair()
+    body = b'{"kind":"refusal","reason":"it trains another run","colour":"blue"}'
+    await two.write(len(body).to_bytes(4, "big") + body, 1)
     with pytest.raises(Refused, match="another run"):
-        run(talk())
+        await one.receive(Hello, 1)
 
 
 @pytest.mark.parametrize("reason", ["two\nlines", "x" * 201])
@@ -126,14 +123,11 @@ def test_a_refusal_is_one_line(reason: str) -> None:
         Refusal(reason=reason)
 
 
-def test_only_who_was_called_refuses() -> None:
-    async def talk() -> None:
-        one, two = await stream_pair()
-        await one.send(Refusal(reason="it trains another run"), 1)
-        await two.receive(Hello, 1)
-
+async def test_only_who_was_called_refuses() -> None:
+    one, two = await stream_pair()
+    await one.send(Refusal(reason="it trains another run"), 1)
     with pytest.raises(BadMessage):
-        run(talk())
+        await two.receive(Hello, 1)
 
 
 @pytest.mark.parametrize("said", [Hello(words="I am new here"), (2**31).to_bytes(4, "big")])

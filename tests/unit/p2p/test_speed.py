@@ -75,37 +75,29 @@ def test_an_id_has_few_tests_and_all_together_have_few(thread: LoopThread) -> No
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_member_sends_and_reads_no_more_than_a_test(thread: LoopThread, direction: Direction) -> None:
+async def test_a_member_sends_and_reads_no_more_than_a_test(direction: Direction) -> None:
     """Of an asker that does not keep to it."""
     member = Member(1e9)
-
-    async def greedy() -> None:
-        stream = await member.open("A", speed.SPEED_PROTOCOL)
-        await stream.send(speed.SpeedRequest(direction=direction), 1)
-        await stream.receive(speed.SpeedReady, 1)
-        try:
-            for _ in range(64):  # MiB
-                if direction == "up":
-                    await stream.write(bytes(2**20), 60)
-                else:
-                    await stream.read_into(memoryview(bytearray(2**20)), 60)
-        except (StreamLost, TimeoutError):
-            pass
-        await asyncio.gather(*member.serving, return_exceptions=True)
-
-    thread.call(greedy(), 600)
+    stream = await member.open("A", speed.SPEED_PROTOCOL)
+    await stream.send(speed.SpeedRequest(direction=direction), 1)
+    await stream.receive(speed.SpeedReady, 1)
+    try:
+        for _ in range(64):  # MiB
+            if direction == "up":
+                await stream.write(bytes(2**20), 60)
+            else:
+                await stream.read_into(memoryview(bytearray(2**20)), 60)
+    except (StreamLost, TimeoutError):
+        pass
+    await asyncio.gather(*member.serving, return_exceptions=True)
     moved = member.streams[0].received + member.streams[0].sent
     assert moved < 1.05 * SPEED_BYTES
     assert not member.tests._running.locked()
 
 
-def test_a_silent_asker_holds_the_place_for_seconds(thread: LoopThread) -> None:
+async def test_a_silent_asker_holds_the_place_for_seconds() -> None:
     member = Member(MBIT)
-
-    async def silent() -> None:
-        stream = await member.open("A", speed.SPEED_PROTOCOL)
-        await stream.send(speed.SpeedRequest(direction="up"), 1)
-        await asyncio.sleep(3 * SPEED_SECONDS)
-        await member.test("up", "B")
-
-    thread.call(silent(), 60)
+    stream = await member.open("A", speed.SPEED_PROTOCOL)
+    await stream.send(speed.SpeedRequest(direction="up"), 1)
+    await asyncio.sleep(3 * SPEED_SECONDS)
+    await member.test("up", "B")

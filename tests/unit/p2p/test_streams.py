@@ -57,47 +57,34 @@ def test_a_message_arrives_and_its_bytes_are_counted(play: Callable[[Coroutine[A
 @pytest.mark.parametrize(
     "body", ['{"kind":"hello"}', '{"kind":"hello","words":1}', '{"kind":"hello","words":"","x":1}']
 )
-def test_a_message_of_another_shape_is_refused(thread: LoopThread, body: str) -> None:
-    async def talk() -> None:
-        one, two = await stream_pair()
-        await one.write(len(body).to_bytes(4, "big") + body.encode(), 1)
-        await two.receive(Hello, 1)
-
+async def test_a_message_of_another_shape_is_refused(body: str) -> None:
+    one, two = await stream_pair()
+    await one.write(len(body).to_bytes(4, "big") + body.encode(), 1)
     with pytest.raises(BadMessage):
-        thread.call(talk(), 5)
-
-
-def test_what_is_said_of_a_bad_message_is_short(thread: LoopThread) -> None:
-    """The sender's own keys are a part of it: one message filled a log with 60 kB."""
-
-    async def talk() -> None:
-        one, two = await stream_pair()
-        body = json.dumps({"kind": "hello", "words": "", "x" * 60_000: 1}).encode()
-        await one.write(len(body).to_bytes(4, "big") + body, 1)
         await two.receive(Hello, 1)
 
+
+async def test_what_is_said_of_a_bad_message_is_short() -> None:
+    """The sender's own keys are a part of it: one message filled a log with 60 kB."""
+    one, two = await stream_pair()
+    body = json.dumps({"kind": "hello", "words": "", "x" * 60_000: 1}).encode()
+    await one.write(len(body).to_bytes(4, "big") + body, 1)
     with pytest.raises(BadMessage) as raised:
-        thread.call(talk(), 5)
+        await two.receive(Hello, 1)
     assert len(str(raised.value)) == BAD_MESSAGE_CAP
 
 
-def test_a_length_above_the_cap_is_refused_before_anything_is_read(thread: LoopThread) -> None:
-    async def talk() -> None:
-        one, two = await stream_pair()
-        await one.write((MESSAGE_CAP + 1).to_bytes(4, "big"), 1)
+async def test_a_length_above_the_cap_is_refused_before_anything_is_read() -> None:
+    one, two = await stream_pair()
+    await one.write((MESSAGE_CAP + 1).to_bytes(4, "big"), 1)
+    with pytest.raises(BadMessage, match="above the cap"):
         await two.receive(Hello, 1)
 
-    with pytest.raises(BadMessage, match="above the cap"):
-        thread.call(talk(), 5)
 
-
-def test_ones_own_message_above_the_cap_is_not_sent(thread: LoopThread) -> None:
-    async def talk() -> None:
-        one, _ = await stream_pair()
-        await one.send(Hello(words="x" * MESSAGE_CAP), 1)
-
+async def test_ones_own_message_above_the_cap_is_not_sent() -> None:
+    one, _ = await stream_pair()
     with pytest.raises(BadMessage):
-        thread.call(talk(), 5)
+        await one.send(Hello(words="x" * MESSAGE_CAP), 1)
 
 
 @pytest.mark.parametrize("reading", ["message", "bytes"])
@@ -115,31 +102,25 @@ def test_silence_ends_at_the_deadline(thread: LoopThread, reading: str) -> None:
     assert clock.monotonic() - began == took(0.2)
 
 
-def test_bytes_that_come_now_and_then_do_not_make_a_messages_deadline_longer(thread: LoopThread) -> None:
+async def test_bytes_that_come_now_and_then_do_not_make_a_messages_deadline_longer(thread: LoopThread) -> None:
     async def dribble(stream: Stream) -> None:
         await stream.write((100).to_bytes(4, "big"), 1)
         for _ in range(100):
             await stream.write(b"x", 1)
             await asyncio.sleep(0.1)
 
-    async def talk() -> None:
-        one, two = await stream_pair()
-        thread.background(dribble(one))
-        await two.receive(Hello, 1.0)
-
     began = clock.monotonic()
+    one, two = await stream_pair()
+    thread.background(dribble(one))
     with pytest.raises(TimeoutError):
-        thread.call(talk(), 5)
+        await two.receive(Hello, 1.0)
     assert clock.monotonic() - began == took(1.0)
 
 
-def test_who_sends_the_last_message_waits_for_the_others_end_and_no_longer(thread: LoopThread) -> None:
-    async def talk() -> None:
-        one, _two = await stream_pair()
-        await one.send_last(Hello(words="good night"), 0.5)
-
+async def test_who_sends_the_last_message_waits_for_the_others_end_and_no_longer() -> None:
     began = clock.monotonic()
-    thread.call(talk(), 5)
+    one, _two = await stream_pair()
+    await one.send_last(Hello(words="good night"), 0.5)
     assert clock.monotonic() - began == took(0.5)
 
 
@@ -176,56 +157,50 @@ def test_an_ended_stream_is_lost_in_both_directions(real_thread: LoopThread) -> 
             real_thread.call(work(), 5)
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("unsent", [0, 10**7])
-def test_a_stream_ends_for_the_other_side_although_a_forked_process_has_a_copy_of_it(unsent: int) -> None:
+async def test_a_stream_ends_for_the_other_side_although_a_forked_process_has_a_copy_of_it(unsent: int) -> None:
     """A worker of a data loader: the other side waited for its whole deadline. All that was written still arrives."""
-
-    async def talk() -> None:
-        one, two = await stream_pair()
-        with contextlib.closing(one.writer.get_extra_info("socket").dup()) as copy:
-            one.writer.write(bytes(unsent))
-            assert bool(one.writer.transport.get_write_buffer_size()) == bool(unsent)
-            one.close()
-            if unsent:
-                await two.read_into(memoryview(bytearray(unsent)), 30)
-                copy.close()
-            with pytest.raises(StreamLost):
-                await two.receive(Hello, 30)
-
-    asyncio.run(talk())
+    one, two = await stream_pair()
+    with contextlib.closing(one.writer.get_extra_info("socket").dup()) as copy:
+        one.writer.write(bytes(unsent))
+        assert bool(one.writer.transport.get_write_buffer_size()) == bool(unsent)
+        one.close()
+        if unsent:
+            await two.read_into(memoryview(bytearray(unsent)), 30)
+            copy.close()
+        with pytest.raises(StreamLost):
+            await two.receive(Hello, 30)
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("reads", [True, False], ids=["late", "never"])
-def test_a_closed_stream_gives_up_what_the_other_side_does_not_take(
+async def test_a_closed_stream_gives_up_what_the_other_side_does_not_take(
     reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file stayed open for as long as the other side liked. A forked process has a copy of it."""
-
-    async def talk() -> None:
-        loop, timers, complaints = asyncio.get_running_loop(), list[tuple[Any, ...]](), list[Any]()
-        loop.set_exception_handler(lambda _, context: complaints.append(context))
-        one, two = await stream_pair()
-        held = one.writer.get_extra_info("socket")
-        with contextlib.closing(held.dup()), monkeypatch.context() as patched:
-            one.writer.write(bytes(10**7))
-            patched.setattr(loop, "call_later", lambda *timer: timers.append(timer))
-            one.close()
-            patched.undo()
-            await asyncio.sleep(0)
-            assert one.closed and one.holds_file and held.fileno() >= 0
-            ((seconds, give_up),) = timers
-            assert seconds == UNSENT_SECONDS
-            if reads:
+    loop, timers, complaints = asyncio.get_running_loop(), list[tuple[Any, ...]](), list[Any]()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    one, two = await stream_pair()
+    held = one.writer.get_extra_info("socket")
+    with contextlib.closing(held.dup()), monkeypatch.context() as patched:
+        one.writer.write(bytes(10**7))
+        patched.setattr(loop, "call_later", lambda *timer: timers.append(timer))
+        one.close()
+        patched.undo()
+        await asyncio.sleep(0)
+        assert one.closed and one.holds_file and held.fileno() >= 0
+        ((seconds, give_up),) = timers
+        assert seconds == UNSENT_SECONDS
+        if reads:
+            await two.read_into(memoryview(bytearray(10**7)), 30)
+        give_up()
+        await one.writer.wait_closed()
+        assert not one.holds_file and held.fileno() < 0
+        if not reads:
+            with pytest.raises(StreamLost):
                 await two.read_into(memoryview(bytearray(10**7)), 30)
-            give_up()
-            await one.writer.wait_closed()
-            assert not one.holds_file and held.fileno() < 0
-            if not reads:
-                with pytest.raises(StreamLost):
-                    await two.read_into(memoryview(bytearray(10**7)), 30)
-        assert not complaints
-
-    asyncio.run(talk())
+    assert not complaints
 
 
 def test_who_reads_nothing_holds_the_place_of_each_stream_until_its_file_is_closed() -> None:
@@ -319,23 +294,19 @@ def _flip_one_bit(stream: Stream, place: int) -> None:
     stream.write = flipped  # type: ignore[method-assign]
 
 
-def test_a_slow_reader_is_waited_for_as_long_as_it_reads(thread: LoopThread) -> None:
+async def test_a_slow_reader_is_waited_for_as_long_as_it_reads() -> None:
     """The deadline is for a silent line, and one part may take longer than that on a slow one."""
+    one, two = await stream_pair()
+    out = memoryview(bytearray(32 * WRITE_CHUNK))
 
-    async def talk() -> float:
-        one, two = await stream_pair()
-        out = memoryview(bytearray(32 * WRITE_CHUNK))
+    async def read() -> None:
+        for start in range(0, len(out), WRITE_CHUNK):
+            await asyncio.sleep(0.5)
+            await two.read_into(out[start : start + WRITE_CHUNK], 1)
 
-        async def read() -> None:
-            for start in range(0, len(out), WRITE_CHUNK):
-                await asyncio.sleep(0.5)
-                await two.read_into(out[start : start + WRITE_CHUNK], 1)
-
-        began = clock.monotonic()
-        await asyncio.gather(one.write(bytes(len(out)), 2.0), read())
-        return clock.monotonic() - began
-
-    assert thread.call(talk(), 60) == took(32 * 0.5)
+    began = clock.monotonic()
+    await asyncio.gather(one.write(bytes(len(out)), 2.0), read())
+    assert clock.monotonic() - began == took(32 * 0.5)
 
 
 @pytest.mark.parametrize("heard", [True, False])

@@ -16,7 +16,6 @@ from hivemind.proto.p2pd_pb2 import CallUnaryRequest, CallUnaryResponse, Cancel,
 from peer.p2p.dht import join
 from peer.p2p.dht.join import PINGS
 from peer.p2p.dht.mended import calls_have_ended, mend_calls
-from tests.unit.virtual import run as in_virtual_time
 
 REMOTE = PeerID.from_base58("QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N")
 
@@ -45,48 +44,44 @@ class Daemon:
         return call_id, answer
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("mended", [True, False])
-def test_an_answer_in_the_moment_in_which_its_caller_gives_up_ends_no_other_call(mended: bool) -> None:
-    async def talk() -> None:
-        daemon = Daemon(mended=mended)
-        late, given_up = daemon.calls()
-        given_up.cancel()
-        await daemon.says(late, callUnaryResponse=CallUnaryResponse(response=b"late"))
-        assert calls_have_ended(daemon.p2p) is not mended, "hivemind is mended: shorten dht/mended.py"
-        if not mended:
-            assert isinstance(cast(Any, daemon.control._read_task).exception(), asyncio.InvalidStateError)
-            return
-        later, answer = daemon.calls()
-        await daemon.says(later, callUnaryResponse=CallUnaryResponse(response=b"well"))
-        assert answer.result() == b"well"
-
-    asyncio.run(talk())
+async def test_an_answer_in_the_moment_in_which_its_caller_gives_up_ends_no_other_call(mended: bool) -> None:
+    daemon = Daemon(mended=mended)
+    late, given_up = daemon.calls()
+    given_up.cancel()
+    await daemon.says(late, callUnaryResponse=CallUnaryResponse(response=b"late"))
+    assert calls_have_ended(daemon.p2p) is not mended, "hivemind is mended: shorten dht/mended.py"
+    if not mended:
+        assert isinstance(cast(Any, daemon.control._read_task).exception(), asyncio.InvalidStateError)
+        return
+    later, answer = daemon.calls()
+    await daemon.says(later, callUnaryResponse=CallUnaryResponse(response=b"well"))
+    assert answer.result() == b"well"
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("mended", [True, False])
-def test_a_request_that_is_cancelled_is_forgotten(mended: bool) -> None:
-    async def talk() -> None:
-        async def slow(data: bytes, remote: PeerID) -> bytes:
-            await asyncio.sleep(60)
-            return data
+async def test_a_request_that_is_cancelled_is_forgotten(mended: bool) -> None:
+    async def slow(data: bytes, remote: PeerID) -> bytes:
+        await asyncio.sleep(60)
+        return data
 
-        daemon = Daemon(mended=mended)
-        daemon.control.unary_handlers["slow"] = slow
-        for _ in range(10):
-            call_id = uuid4()
-            request = CallUnaryRequest(peer=REMOTE.to_bytes(), proto="slow", data=b"")
-            await daemon.says(call_id, requestHandling=request)
-            assert call_id in daemon.control._handler_tasks
-            await daemon.says(call_id, cancel=Cancel())
-        assert len(daemon.control._handler_tasks) == (0 if mended else 10), "hivemind is mended: shorten dht/mended.py"
-        await daemon.says(uuid4(), requestHandling=CallUnaryRequest(peer=REMOTE.to_bytes(), proto="none", data=b""))
-        assert not mended or not daemon.control._handler_tasks
-
-    asyncio.run(talk())
+    daemon = Daemon(mended=mended)
+    daemon.control.unary_handlers["slow"] = slow
+    for _ in range(10):
+        call_id = uuid4()
+        request = CallUnaryRequest(peer=REMOTE.to_bytes(), proto="slow", data=b"")
+        await daemon.says(call_id, requestHandling=request)
+        assert call_id in daemon.control._handler_tasks
+        await daemon.says(call_id, cancel=Cancel())
+    assert len(daemon.control._handler_tasks) == (0 if mended else 10), "hivemind is mended: shorten dht/mended.py"
+    await daemon.says(uuid4(), requestHandling=CallUnaryRequest(peer=REMOTE.to_bytes(), proto="none", data=b""))
+    assert not mended or not daemon.control._handler_tasks
 
 
 @pytest.mark.parametrize(("late", "cut"), [(PINGS - 1, False), (PINGS, True)])
-def test_an_initial_peer_is_hung_up_on_only_when_it_answers_no_ping_of_several(
+async def test_an_initial_peer_is_hung_up_on_only_when_it_answers_no_ping_of_several(
     late: int, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ping waits behind a swap on the same slow line. One late answer cut the line, and the swap with it."""
@@ -104,14 +99,11 @@ def test_an_initial_peer_is_hung_up_on_only_when_it_answers_no_ping_of_several(
     async def silent(address: str) -> None:
         cuts.append(address)
 
-    async def talk() -> None:
-        blacklist = SimpleNamespace(register_success=lambda peer_id: answered.append(peer_id))
-        dht: Any = SimpleNamespace(protocol=SimpleNamespace(call_ping=call_ping), blacklist=blacklist)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(join.REDIAL_SECONDS * 1.3):
-                await join.keep_in_touch(cast(Any, None), dht, [f"/ip4/10.0.0.7/tcp/1/p2p/{REMOTE}"], silent)
-
     monkeypatch.setattr(join, "dial", dialled)
-    in_virtual_time(talk())
+    blacklist = SimpleNamespace(register_success=lambda peer_id: answered.append(peer_id))
+    dht: Any = SimpleNamespace(protocol=SimpleNamespace(call_ping=call_ping), blacklist=blacklist)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(join.REDIAL_SECONDS * 1.3):
+            await join.keep_in_touch(cast(Any, None), dht, [f"/ip4/10.0.0.7/tcp/1/p2p/{REMOTE}"], silent)
     assert bool(cuts) is cut and len(pings) >= PINGS
     assert set(answered) <= {REMOTE} and len(answered) == len(pings) - late  # then it is an anchor again

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -92,42 +91,37 @@ def new_peer(tmp_path: Path) -> Callable[[str], Peer]:
     return lambda name: Peer(tmp_path / name, everyone)
 
 
-def test_a_subkey_that_is_packed_in_another_way_hides_no_record(new_peer: Callable[[str], Peer]) -> None:
+@pytest.mark.real_time
+async def test_a_subkey_that_is_packed_in_another_way_hides_no_record(new_peer: Callable[[str], Peer]) -> None:
     """A node kept its text, and who read it packed that as hivemind does: the signature was false, and for one false
     record hivemind drops all. One attacker hid a run from all newcomers.
     """
     node, member, attacker, newcomer = map(new_peer, ("node", "member", "attacker", "newcomer"))
     text = attacker.subkey.encode()
-
-    async def attack() -> set[str]:
-        await node.join()
-        await newcomer.join(node)
-        assert await member.store(node, MSGPackSerializer.dumps(member.subkey))
-        with pytest.raises(RefusedRequest, match="from its author"):
-            await attacker.store(node, b"\xdb" + len(text).to_bytes(4, "big") + text)
-        return await newcomer.read()
-
-    assert asyncio.run(attack()) == {member.subkey}
+    await node.join()
+    await newcomer.join(node)
+    assert await member.store(node, MSGPackSerializer.dumps(member.subkey))
+    with pytest.raises(RefusedRequest, match="from its author"):
+        await attacker.store(node, b"\xdb" + len(text).to_bytes(4, "big") + text)
+    assert (await newcomer.read()) == {member.subkey}
 
 
-def test_a_false_record_hides_no_other(new_peer: Callable[[str], Peer]) -> None:
+@pytest.mark.real_time
+async def test_a_false_record_hides_no_other(new_peer: Callable[[str], Peer]) -> None:
     """A node may keep what is not valid for all: too late by one clock, or revoked for one."""
     node, member, stranger, newcomer = map(new_peer, ("node", "member", "stranger", "newcomer"))
-
-    async def look() -> set[str]:
-        await node.join()
-        await newcomer.join(node)
-        assert await member.store(node, MSGPackSerializer.dumps(member.subkey))
-        for owner, lasts in ((stranger, 120), (node, 30)):  # too late, and not signed by its owner
-            expires = time.time() + lasts
-            value = stranger.signed(MSGPackSerializer.dumps(owner.subkey), expires)
-            node.dht.protocol.storage.store_subkey(id_of(RUN), owner.subkey, value, expires)
-        return await newcomer.read()
-
-    assert asyncio.run(look()) == {member.subkey}
+    await node.join()
+    await newcomer.join(node)
+    assert await member.store(node, MSGPackSerializer.dumps(member.subkey))
+    for owner, lasts in ((stranger, 120), (node, 30)):  # too late, and not signed by its owner
+        expires = time.time() + lasts
+        value = stranger.signed(MSGPackSerializer.dumps(owner.subkey), expires)
+        node.dht.protocol.storage.store_subkey(id_of(RUN), owner.subkey, value, expires)
+    assert (await newcomer.read()) == {member.subkey}
 
 
-def test_a_node_whose_answers_are_too_long_is_silent(new_peer: Callable[[str], Peer]) -> None:
+@pytest.mark.real_time
+async def test_a_node_whose_answers_are_too_long_is_silent(new_peer: Callable[[str], Peer]) -> None:
     """It is asked once, and then no more for a while: each of its answers costs a download."""
     node, liar, member, newcomer = map(new_peer, ("node", "liar", "member", "newcomer"))
     asked: list[None] = []
@@ -136,18 +130,15 @@ def test_a_node_whose_answers_are_too_long_is_silent(new_peer: Callable[[str], P
         asked.append(None)
         return FindResponse(results=[FindResult(value=bytes(LONGEST_ANSWER))])
 
-    async def look() -> list[set[str]]:
-        await node.join()
-        await newcomer.join(node)
-        newcomer.dht.blacklist.base_time = math.inf  # as long as the test may take
-        liar.p2p.requests.count_answer = lambda *_: None  # type: ignore[method-assign]
-        await liar.join(newcomer)
-        liar.p2p._handlers["DHTProtocol.rpc_find"] = lie, FindRequest
-        assert await member.store(node, MSGPackSerializer.dumps(member.subkey))
-        known = newcomer.dht.protocol.routing_table.peer_id_to_uid
-        assert liar.peer_id in known
-        seen = [await newcomer.read() for _ in range(5)]
-        assert liar.peer_id in newcomer.dht.blacklist and liar.peer_id not in known
-        return seen
-
-    assert asyncio.run(look()) == [{member.subkey}] * 5 and len(asked) == 1
+    await node.join()
+    await newcomer.join(node)
+    newcomer.dht.blacklist.base_time = math.inf  # as long as the test may take
+    liar.p2p.requests.count_answer = lambda *_: None  # type: ignore[method-assign]
+    await liar.join(newcomer)
+    liar.p2p._handlers["DHTProtocol.rpc_find"] = lie, FindRequest
+    assert await member.store(node, MSGPackSerializer.dumps(member.subkey))
+    known = newcomer.dht.protocol.routing_table.peer_id_to_uid
+    assert liar.peer_id in known
+    seen = [await newcomer.read() for _ in range(5)]
+    assert liar.peer_id in newcomer.dht.blacklist and liar.peer_id not in known
+    assert seen == [{member.subkey}] * 5 and len(asked) == 1
