@@ -206,35 +206,31 @@ def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
         ((6.0, 6.0), None, True, 0),
     ],
 )
-def test_who_calls_off_more_meetings_than_fill_an_inner_phase_is_left_out(
+async def test_who_calls_off_more_meetings_than_fill_an_inner_phase_is_left_out(
     holds: tuple[float, ...], comes_after: int | None, by_us: bool, left_out: int
 ) -> None:
     """And is not met again at that boundary, after one of them."""
-
-    async def scene() -> None:
-        out = list[str]()
-        context = training(on_this_loop(), phase_seconds=10.0)
-        context.boundary.here = True
-        agreement = Agreement(context, out.append)
-        for number, seconds in enumerate(holds):
-            mine, theirs = await stream_pair()
-            agreement.commit(mine, "partner", Accept(eta=10.0), 10.0)
-            meeting = agreement.meeting
-            assert meeting is not None and theirs is not None
-            await asyncio.sleep(seconds)
-            if by_us:
-                agreement.cancel(meeting)
-            theirs.close()
-            await asyncio.sleep(0.1)
+    out = list[str]()
+    context = training(on_this_loop(), phase_seconds=10.0)
+    context.boundary.here = True
+    agreement = Agreement(context, out.append)
+    for number, seconds in enumerate(holds):
+        mine, theirs = await stream_pair()
+        agreement.commit(mine, "partner", Accept(eta=10.0), 10.0)
+        meeting = agreement.meeting
+        assert meeting is not None and theirs is not None
+        await asyncio.sleep(seconds)
+        if by_us:
             agreement.cancel(meeting)
-            assert agreement.called_off(mine.remote) is not by_us
-            if comes_after == number:
-                agreement.came(mine.remote)
-        assert len(out) == left_out
-        agreement.end_round()
-        assert not agreement.called_off(mine.remote)
-
-    run(scene())
+        theirs.close()
+        await asyncio.sleep(0.1)
+        agreement.cancel(meeting)
+        assert agreement.called_off(mine.remote) is not by_us
+        if comes_after == number:
+            agreement.came(mine.remote)
+    assert len(out) == left_out
+    agreement.end_round()
+    assert not agreement.called_off(mine.remote)
 
 
 def test_who_has_made_its_last_step_is_at_its_boundary_unless_a_swap_of_its_runs() -> None:
@@ -282,71 +278,55 @@ def test_who_does_not_answer_is_asked_last_and_given_up_if_nothing_else_comes_fr
     assert (members.forget.called, node.hang_up.called) == (forgotten, hung_up)
 
 
-def test_a_boundary_without_a_partner_has_the_number_of_its_round(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_boundary_without_a_partner_has_the_number_of_its_round(caplog: pytest.LogCaptureFixture) -> None:
     """The line that ends the round counts from 1; this one counted from 0."""
-
-    async def ask_around() -> None:
-        proposals = proposals_of(context_of(Mock(), Mock()), round=3)
-        proposals._answered.clear()  # its last proposal stays open
-        await proposals.ask_around()
-
     caplog.set_level("INFO", logger=LOGGER)
-    run(ask_around())
+    proposals = proposals_of(context_of(Mock(), Mock()), round=3)
+    proposals._answered.clear()  # its last proposal stays open
+    await proposals.ask_around()
     assert "no partner found" in caplog.text and "round=4" in caplog.text
 
 
-def test_who_answers_a_proposal_with_nonsense_is_avoided() -> None:
+async def test_who_answers_a_proposal_with_nonsense_is_avoided() -> None:
     """It was asked again in the same round, and its text was logged each time."""
+    context = training(on_this_loop(), phase_seconds=2.0)
+    proposals, (mine, theirs) = proposals_of(context), await stream_pair()
+    assert theirs is not None
 
-    async def scene() -> None:
-        context = training(on_this_loop(), phase_seconds=2.0)
-        proposals, (mine, theirs) = proposals_of(context), await stream_pair()
-        assert theirs is not None
+    async def ask(*_: Any) -> None:
+        proposals._agreement.commit(mine, "other", Accept(eta=1.0), 1.0)  # it has proposed one meanwhile
+        raise BadMessage("kind: Field required")
 
-        async def ask(*_: Any) -> None:
-            proposals._agreement.commit(mine, "other", Accept(eta=1.0), 1.0)  # it has proposed one meanwhile
-            raise BadMessage("kind: Field required")
-
-        proposals._ask = ask  # type: ignore[method-assign]
-        await proposals._propose(member_record(mine.remote))
-        assert context.backoff.avoided(mine.remote) and not context.backoff.welcome(mine.remote)
-        assert proposals._agreement.meeting is None
-
-    run(scene())
+    proposals._ask = ask  # type: ignore[method-assign]
+    await proposals._propose(member_record(mine.remote))
+    assert context.backoff.avoided(mine.remote) and not context.backoff.welcome(mine.remote)
+    assert proposals._agreement.meeting is None
 
 
-def test_a_partner_has_the_name_of_its_record_whatever_its_proposal_says() -> None:
+async def test_a_partner_has_the_name_of_its_record_whatever_its_proposal_says() -> None:
     """Who proposed as another member and then sent what was refused: reports named the other one."""
-
-    async def scene() -> None:
-        mine, theirs = await stream_pair()
-        assert theirs is not None
-        members: Any = Members(Mock(), "run", Mock())
-        members.known = {mine.remote: named("mallory")}
-        proposals = proposals_of(training(on_this_loop(), members, phase_seconds=10.0, steps_left=1))
-        await theirs.send(Propose(name="bob", round=0, eta=1.0, phase=10.0), 5)
-        await proposals.answer(mine)
-        meeting = proposals._agreement.meeting
-        assert meeting is not None and meeting.name == "mallory"
-
-    run(scene())
+    mine, theirs = await stream_pair()
+    assert theirs is not None
+    members: Any = Members(Mock(), "run", Mock())
+    members.known = {mine.remote: named("mallory")}
+    proposals = proposals_of(training(on_this_loop(), members, phase_seconds=10.0, steps_left=1))
+    await theirs.send(Propose(name="bob", round=0, eta=1.0, phase=10.0), 5)
+    await proposals.answer(mine)
+    meeting = proposals._agreement.meeting
+    assert meeting is not None and meeting.name == "mallory"
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_an_answer_that_comes_after_another_state_was_asked_for_leads_to_no_meeting(asked: bool) -> None:
+async def test_an_answer_that_comes_after_another_state_was_asked_for_leads_to_no_meeting(asked: bool) -> None:
     """The partner waited for a peer that took a state for minutes, and avoided it."""
-
-    async def scene() -> None:
-        mine, theirs = await stream_pair()
-        context = training(on_this_loop(), phase_seconds=10.0, steps_left=1)
-        proposals = proposals_of(context)
-        if asked:
-            context.training.progress.suspend()
-        proposal = Propose(name="me", round=0, eta=1.0, phase=10.0)
-        proposals._consider(Accept(eta=1.0), proposal, mine, "bob")
-        assert theirs is not None and (proposals._agreement.meeting is None) is asked
-
-    run(scene())
+    mine, theirs = await stream_pair()
+    context = training(on_this_loop(), phase_seconds=10.0, steps_left=1)
+    proposals = proposals_of(context)
+    if asked:
+        context.training.progress.suspend()
+    proposal = Propose(name="me", round=0, eta=1.0, phase=10.0)
+    proposals._consider(Accept(eta=1.0), proposal, mine, "bob")
+    assert theirs is not None and (proposals._agreement.meeting is None) is asked
 
 
 def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_have_declined() -> None:

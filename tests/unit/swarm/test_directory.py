@@ -91,32 +91,29 @@ def test_a_member_that_is_dropped_while_its_name_is_looked_up_costs_the_training
 
 
 @pytest.mark.parametrize("seconds", [SUSPENDED_SECONDS / 2, 3600.0])
-def test_a_machine_that_falls_asleep_while_the_directory_is_read_has_slept(
+async def test_a_machine_that_falls_asleep_while_the_directory_is_read_has_slept(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the pause after the work was measured: the peer trained on with the learning rate of that time, alone."""
 
     async def nothing() -> None: ...
 
-    async def one_period() -> bool:
-        node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", anchors=list, dht=None)
-        woken, now = list[float](), clock.unix
-        members = Members(node, "demo", lambda: member_record("QmA"), woken.append)
+    node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", anchors=list, dht=None)
+    woken, now = list[float](), clock.unix
+    members = Members(node, "demo", lambda: member_record("QmA"), woken.append)
 
-        async def falls_asleep(_: int) -> None:
-            patched.setattr(clock, "unix", lambda: now() + seconds)
+    async def falls_asleep() -> None:
+        patched.setattr(clock, "unix", lambda: now() + seconds)
 
-        members.look, members._tell, members._get_to_know = falls_asleep, nothing, nothing  # type: ignore[method-assign]
-        with monkeypatch.context() as patched:
-            announcing = asyncio.ensure_future(members._keep_announcing())
-            await asyncio.sleep(2 * WAITING_SECONDS)
-            announcing.cancel()
-        return woken == [pytest.approx(seconds, abs=0.5)]
-
-    assert run(one_period()) == (seconds > SUSPENDED_SECONDS)
+    members._look, members._tell, members._get_to_know = falls_asleep, nothing, nothing  # type: ignore[method-assign]
+    with monkeypatch.context() as patched:
+        announcing = asyncio.ensure_future(members._keep_announcing())
+        await asyncio.sleep(2 * WAITING_SECONDS)
+        announcing.cancel()
+    assert (woken == [pytest.approx(seconds, abs=0.5)]) == (seconds > SUSPENDED_SECONDS)
 
 
-def test_an_error_in_what_a_peer_says_of_itself_costs_one_period(written: list[float]) -> None:
+async def test_an_error_in_what_a_peer_says_of_itself_costs_one_period(written: list[float]) -> None:
     """It ended the announcing, and 30 seconds later nobody knew this peer."""
     node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", anchors=list, dht=None)
     described = list[bool]()
@@ -127,12 +124,9 @@ def test_an_error_in_what_a_peer_says_of_itself_costs_one_period(written: list[f
             raise ZeroDivisionError
         return member_record("QmA")
 
-    async def announce() -> None:
-        announcing = asyncio.ensure_future(Members(node, "demo", describe)._keep_announcing())
-        await asyncio.sleep(10.0)
-        announcing.cancel()
-
-    run(announce())
+    announcing = asyncio.ensure_future(Members(node, "demo", describe)._keep_announcing())
+    await asyncio.sleep(10.0)
+    announcing.cancel()
     assert written
 
 

@@ -31,7 +31,7 @@ from peer.swarm.grouping.messages import (
     Roster,
     WaitFor,
 )
-from tests.unit.virtual import run, stream_pair
+from tests.unit.virtual import stream_pair
 
 
 class Group:
@@ -110,39 +110,32 @@ class Group:
         ("came too late for this round", "A"),
     ],
 )
-def test_a_leader_that_is_away_or_will_not_have_it_leads_it_no_longer(reason: str, then: str) -> None:
-    async def scene() -> None:
-        group = Group(reason)
-        leader = group.known.leader()
-        assert leader is not None and leader.peer_id == "A"
-        assert reason in await group.member.join(leader, 3)
-        await asyncio.gather(*group.answers)
-        assert group.asked == ["A"] and group.leader() == then
-
-    run(scene())
+async def test_a_leader_that_is_away_or_will_not_have_it_leads_it_no_longer(reason: str, then: str) -> None:
+    group = Group(reason)
+    leader = group.known.leader()
+    assert leader is not None and leader.peer_id == "A"
+    assert reason in await group.member.join(leader, 3)
+    await asyncio.gather(*group.answers)
+    assert group.asked == ["A"] and group.leader() == then
 
 
 @pytest.mark.parametrize(("reason", "redirects"), [("the group is full", False), ("", True)])
-def test_a_leader_that_lets_a_member_in_at_no_boundary_leads_it_no_longer(reason: str, redirects: bool) -> None:
+async def test_a_leader_that_lets_a_member_in_at_no_boundary_leads_it_no_longer(reason: str, redirects: bool) -> None:
     """The one with the smallest id kept all members from meeting, for ever. Once, it may be true."""
-
-    async def scene() -> None:
-        group = Group(reason, redirects=redirects)
-        matchmaking = GroupMatchmaking(group.context, 600.0, equal=True)
-        group.known = matchmaking._known
-        group.known.leadership.established = True
-        for leader in "AAB":
-            for peer_id in "AB":
-                group.known.learn(Seat(peer_id, peer_id.lower()), 1000.0)
-                group.context.node.proven.add(peer_id)
-            assert group.leader() == leader
-            found = await matchmaking._found(clock.monotonic() + 60.0)
-            assert found.lost and found.assembly is None
-            matchmaking.ended(found, Averaged(torch.zeros(1), Outcome.TIMEOUT, detail=found.lost))
-        for answer in group.answers:
-            answer.cancel()
-
-    run(scene())
+    group = Group(reason, redirects=redirects)
+    matchmaking = GroupMatchmaking(group.context, 600.0, equal=True)
+    group.known = matchmaking._known
+    group.known.leadership.established = True
+    for leader in "AAB":
+        for peer_id in "AB":
+            group.known.learn(Seat(peer_id, peer_id.lower()), 1000.0)
+            group.context.node.proven.add(peer_id)
+        assert group.leader() == leader
+        found = await matchmaking._found(clock.monotonic() + 60.0)
+        assert found.lost and found.assembly is None
+        matchmaking.ended(found, Averaged(torch.zeros(1), Outcome.TIMEOUT, detail=found.lost))
+    for answer in group.answers:
+        answer.cancel()
 
 
 OTHER_LEADER = OtherLeader(seat=Seat("nobody", "nobody"))
@@ -151,81 +144,66 @@ NOT_OURS = Roster(token="x", members=[Seat("A", "a"), Seat("B", "b")], round=3, 
 
 @pytest.mark.parametrize("last", [None, OTHER_LEADER, NOT_OURS])
 @pytest.mark.parametrize(("seconds", "left_out"), [(2, 30.0), (60, 240.0)])
-def test_a_leader_that_ends_just_before_its_deadline_has_cost_as_much_as_one_that_forms_no_group(
+async def test_a_leader_that_ends_just_before_its_deadline_has_cost_as_much_as_one_that_forms_no_group(
     seconds: int, left_out: float, last: OtherLeader | Roster | None
 ) -> None:
-    async def scene() -> None:
-        group = Group(seconds=seconds, last=last)
-        leader = group.known.leader()
-        assert leader is not None and 60 < group.known.longest("A") < 120
-        found = await group.member.follow(leader, 3, clock.monotonic() + 600.0)
-        assert isinstance(found, str) and ("is gone" in found) == (last is None)
-        if last is not None and seconds == 2:  # members do not always agree at once on who leads
-            assert not group.known._backoff.avoided("A")
-            return
-        held = group.known._backoff._held["A"]
-        assert held.until - clock.monotonic() == pytest.approx(left_out, abs=5.0)
-        assert held.firm == (seconds == 60)
-
-    run(scene())
+    group = Group(seconds=seconds, last=last)
+    leader = group.known.leader()
+    assert leader is not None and 60 < group.known.longest("A") < 120
+    found = await group.member.follow(leader, 3, clock.monotonic() + 600.0)
+    assert isinstance(found, str) and ("is gone" in found) == (last is None)
+    if last is not None and seconds == 2:  # members do not always agree at once on who leads
+        assert not group.known._backoff.avoided("A")
+        return
+    held = group.known._backoff._held["A"]
+    assert held.until - clock.monotonic() == pytest.approx(left_out, abs=5.0)
+    assert held.firm == (seconds == 60)
 
 
-def test_who_is_asked_to_stop_leaves_a_leader_that_waits_for_others() -> None:
+async def test_who_is_asked_to_stop_leaves_a_leader_that_waits_for_others() -> None:
     """It waited with the leader for up to ten minutes, and was killed before it had saved."""
-
-    async def scene() -> None:
-        group = Group(seconds=60)
-        leader = group.known.leader()
-        assert leader is not None
-        asyncio.get_running_loop().call_later(5.0, lambda: setattr(group.context, "away", True))
-        began = clock.monotonic()
-        found = await group.member.follow(leader, 3, clock.monotonic() + 600.0)
-        assert isinstance(found, rounds.Group) and found.lost == "asked to stop"
-        assert 10.0 < clock.monotonic() - began < 18.0
-        assert not group.member.admitted_by(leader) and not group.known._backoff.avoided("A")
-        for answer in group.answers:
-            answer.cancel()
-
-    run(scene())
+    group = Group(seconds=60)
+    leader = group.known.leader()
+    assert leader is not None
+    asyncio.get_running_loop().call_later(5.0, lambda: setattr(group.context, "away", True))
+    began = clock.monotonic()
+    found = await group.member.follow(leader, 3, clock.monotonic() + 600.0)
+    assert isinstance(found, rounds.Group) and found.lost == "asked to stop"
+    assert 10.0 < clock.monotonic() - began < 18.0
+    assert not group.member.admitted_by(leader) and not group.known._backoff.avoided("A")
+    for answer in group.answers:
+        answer.cancel()
 
 
-def test_who_takes_another_state_leaves_its_leader() -> None:
+async def test_who_takes_another_state_leaves_its_leader() -> None:
     """It was waited for, by the time that the replaced state had announced."""
-
-    async def scene() -> None:
-        group = Group()
-        leader = group.known.leader()
-        assert leader is not None and await group.member.join(leader, 3) == ""
-        group.context.node.spawn = group.context.node.background
-        matchmaking = GroupMatchmaking(group.context, 600.0, equal=True)
-        matchmaking._member = group.member
-        matchmaking.call_off("another state replaces this one")
-        await asyncio.wait(group.answers, timeout=5)
-        assert not group.member.admitted_by(leader)
-        await asyncio.wait(group.answers, timeout=5)
-        assert [str(it.exception()) for it in group.answers if it.exception()] == ["the stream ended"]  # the leader's
-        group.context.boundary.eta, group.context.boundary.progress.step_seconds = lambda: None, 1.0
-        await group.member.join(leader, 3)  # which was under way
-        assert not group.member.admitted_by(leader)
-        call = JoinGroup(seat=Seat("B", "b"), round=3, eta=1.0)
-        assert matchmaking._reply(call, "B") == Decline(reason=AWAY)  # as a leader
-
-    run(scene())
+    group = Group()
+    leader = group.known.leader()
+    assert leader is not None and await group.member.join(leader, 3) == ""
+    group.context.node.spawn = group.context.node.background
+    matchmaking = GroupMatchmaking(group.context, 600.0, equal=True)
+    matchmaking._member = group.member
+    matchmaking.call_off("another state replaces this one")
+    await asyncio.wait(group.answers, timeout=5)
+    assert not group.member.admitted_by(leader)
+    await asyncio.wait(group.answers, timeout=5)
+    assert [str(it.exception()) for it in group.answers if it.exception()] == ["the stream ended"]  # the leader's
+    group.context.boundary.eta, group.context.boundary.progress.step_seconds = lambda: None, 1.0
+    await group.member.join(leader, 3)  # which was under way
+    assert not group.member.admitted_by(leader)
+    call = JoinGroup(seat=Seat("B", "b"), round=3, eta=1.0)
+    assert matchmaking._reply(call, "B") == Decline(reason=AWAY)  # as a leader
 
 
-def test_a_leader_that_floods_is_left() -> None:
+async def test_a_leader_that_floods_is_left() -> None:
     """Its messages are read at the boundary, and until then they are kept."""
-
-    async def scene() -> None:
-        group = Group(seconds=0)
-        group.member._boundary.here = False
-        theirs, ours = await stream_pair()
-        current = LeaderStream(ours, Seat("A", "a"))
-        group.member._leader = current
-        hearing = asyncio.ensure_future(group.member._hear(current))
-        for _ in range(MOST_MESSAGES + 20):
-            await theirs.send(WaitFor(seconds=1.0, names="x"), 5)
-        await hearing
-        assert current.messages.qsize() == MOST_MESSAGES + 1 and group.member._leader is None
-
-    run(scene())
+    group = Group(seconds=0)
+    group.member._boundary.here = False
+    theirs, ours = await stream_pair()
+    current = LeaderStream(ours, Seat("A", "a"))
+    group.member._leader = current
+    hearing = asyncio.ensure_future(group.member._hear(current))
+    for _ in range(MOST_MESSAGES + 20):
+        await theirs.send(WaitFor(seconds=1.0, names="x"), 5)
+    await hearing
+    assert current.messages.qsize() == MOST_MESSAGES + 1 and group.member._leader is None

@@ -24,7 +24,6 @@ from peer.swarm.grouping.known_members import (
 )
 from peer.swarm.grouping.matchmaking import GroupMatchmaking
 from peer.swarm.grouping.messages import LeaderNotice
-from tests.unit.virtual import run
 
 
 def known(backoff: PeerBackoff, phase_seconds: float = 2.0, patience: float = 600.0) -> Any:
@@ -380,26 +379,22 @@ class ToldMember:
         self.notices.append(notice)
 
 
-def test_a_live_member_that_does_not_join_costs_its_leader_one_round() -> None:
+async def test_a_live_member_that_does_not_join_costs_its_leader_one_round() -> None:
     """Each round was lost as long as another member had made no step: this peer trained, and took no outer step."""
-
-    async def scene() -> None:
-        other = ToldMember()
-        node: Any = SimpleNamespace(
-            peer_id="A",
-            proven=Proven(),
-            addresses=(),
-            member=SimpleNamespace(name="a", config="c"),
-            open_to_member=other.open_to_member,
-            background=asyncio.ensure_future,
-        )
-        members: Any = SimpleNamespace(live=lambda: [other])
-        training = LoopContext()
-        counters: Any = SimpleNamespace(round=0, boundary_step=0, lineage=Lineage("x"))
-        context = SwarmContext(node, members, BoundaryClock(training.progress), training, counters, 10)
-        matchmaking = GroupMatchmaking(context, 600.0, equal=True)
-        groups = [await matchmaking._gather() for _ in range(3)]
-        assert [group.lost for group in groups] == ["b did not come", "", ""]
-        assert other.notices and not any(group.links for group in groups)
-
-    run(scene())
+    other = ToldMember()
+    node: Any = SimpleNamespace(
+        peer_id="A",
+        proven=Proven(),
+        addresses=(),
+        member=SimpleNamespace(name="a", config="c"),
+        open_to_member=other.open_to_member,
+        background=asyncio.ensure_future,
+    )
+    members: Any = SimpleNamespace(live=lambda: [other])
+    training = LoopContext()
+    counters: Any = SimpleNamespace(round=0, boundary_step=0, lineage=Lineage("x"))
+    context = SwarmContext(node, members, BoundaryClock(training.progress), training, counters, 10)
+    matchmaking = GroupMatchmaking(context, 600.0, equal=True)
+    groups = [await matchmaking._gather() for _ in range(3)]
+    assert [group.lost for group in groups] == ["b did not come", "", ""]
+    assert other.notices and not any(group.links for group in groups)

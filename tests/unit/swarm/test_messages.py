@@ -32,7 +32,7 @@ from peer.swarm.directory.records import MemberRecord, Report
 from peer.swarm.grouping.messages import LeaderNotice, Roster, fitting
 from peer.swarm.pairing.agreement import Accept, Meeting, Propose
 from peer.swarm.state_transfer.donor import StateHeader
-from tests.unit.virtual import run, stream_pair
+from tests.unit.virtual import stream_pair
 
 
 def record(**changes: object) -> MemberRecord:
@@ -254,19 +254,16 @@ def test_an_absurd_time_is_not_a_proposal(eta: float) -> None:
         Propose(name="a", round=0, eta=eta, phase=1.0)
 
 
-def test_a_partners_time_runs_out() -> None:
-    async def meet() -> tuple[float, float]:
-        one, _ = await stream_pair()
-        meeting = Meeting(one, "b", 20.0, 20.0)
-        await asyncio.sleep(15.0)
-        first = meeting.their_eta()
-        await asyncio.sleep(10.0)
-        meeting.resolve(False)
-        meeting.resolve(True)  # the first call counts
-        assert meeting.came.result() is False
-        return first, meeting.their_eta()
-
-    assert run(meet()) == (pytest.approx(5.0), 0.0)
+async def test_a_partners_time_runs_out() -> None:
+    one, _ = await stream_pair()
+    meeting = Meeting(one, "b", 20.0, 20.0)
+    await asyncio.sleep(15.0)
+    first = meeting.their_eta()
+    await asyncio.sleep(10.0)
+    meeting.resolve(False)
+    meeting.resolve(True)  # the first call counts
+    assert meeting.came.result() is False
+    assert (first, meeting.their_eta()) == (pytest.approx(5.0), 0.0)
 
 
 @pytest.mark.usefixtures("virtual")

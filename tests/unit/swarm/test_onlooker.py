@@ -60,73 +60,58 @@ class Directory:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_run_whose_nodes_are_slow_costs_the_others_nothing(known: bool) -> None:
+async def test_a_run_whose_nodes_are_slow_costs_the_others_nothing(known: bool) -> None:
     """Six such runs took 23 s, one after the other: /targets answered 503, and join and status ended."""
     invented = [f"run{number}" for number in range(6)]
-
-    async def look() -> tuple[set[str], float]:
-        directory = Directory(demo=["QmA", "QmB"], **{run: [f"Qm{run.replace('0', 'x')}"] for run in invented})
-        if known:
-            await directory.look()
-        directory.slow = set(invented)
-        began = clock.monotonic()
-        return set(await directory.onlooker.look()), clock.monotonic() - began
-
-    found, seconds = run(look())
+    directory = Directory(demo=["QmA", "QmB"], **{run: [f"Qm{run.replace('0', 'x')}"] for run in invented})
+    if known:
+        await directory.look()
+    directory.slow = set(invented)
+    began = clock.monotonic()
+    found, seconds = set(await directory.onlooker.look()), clock.monotonic() - began
     assert found == ({"demo", *invented} if known else {"demo"})  # what is known of a run stays until it expires
     assert seconds == pytest.approx(RUN_TIMEOUT, abs=0.1)
 
 
-def test_a_directory_that_answers_for_no_run_is_a_failure() -> None:
+async def test_a_directory_that_answers_for_no_run_is_a_failure() -> None:
     """Else all members would be lost, and not the directory."""
-
-    async def look() -> None:
-        directory = Directory(demo=["QmA"], other=["QmB"])
+    directory = Directory(demo=["QmA"], other=["QmB"])
+    await directory.look()
+    directory.slow, directory.members["new"] = {"demo", "other"}, []
+    with pytest.raises(TimeoutError):
         await directory.look()
-        directory.slow, directory.members["new"] = {"demo", "other"}, []
-        with pytest.raises(TimeoutError):
-            await directory.look()
-        directory.slow = set()
-        assert set(await directory.look()) == {"demo", "other"}
-
-    run(look())
+    directory.slow = set()
+    assert set(await directory.look()) == {"demo", "other"}
 
 
 @pytest.mark.parametrize("each", [0, 1, 9])
-def test_a_run_that_begins_after_many_invented_ones_is_shown_and_stays(each: int) -> None:
+async def test_a_run_that_begins_after_many_invented_ones_is_shown_and_stays(each: int) -> None:
     """A run with a member was never replaced. ``each``: ids of an invented run; without, one id is in all of them."""
-
-    async def look() -> list[bool]:
-        invented = {
-            f"run{number}": ["Qm" + "x" * number + "y" * it for it in range(each)] or ["QmEach"]
-            for number in range(WATCHED_RUNS + 10)
-        }
-        directory = Directory(**invented)
-        directory.addresses = {it: "/ip4/203.0.113.9/tcp/1" for ids in invented.values() for it in ids}
-        assert len(await directory.look()) == WATCHED_RUNS
-        directory.members["demo"] = ["QmA", "QmB"]
-        directory.addresses |= {"QmA": "/ip4/198.51.100.4/tcp/9", "QmB": "/ip4/192.0.2.7/tcp/9"}
-        looks = [await directory.look() for _ in range(80)]
-        assert all(len(it) == WATCHED_RUNS for it in looks)
-        return ["demo" in it for it in looks]
-
-    shown = run(look())
+    invented = {
+        f"run{number}": ["Qm" + "x" * number + "y" * it for it in range(each)] or ["QmEach"]
+        for number in range(WATCHED_RUNS + 10)
+    }
+    directory = Directory(**invented)
+    directory.addresses = {it: "/ip4/203.0.113.9/tcp/1" for ids in invented.values() for it in ids}
+    assert len(await directory.look()) == WATCHED_RUNS
+    directory.members["demo"] = ["QmA", "QmB"]
+    directory.addresses |= {"QmA": "/ip4/198.51.100.4/tcp/9", "QmB": "/ip4/192.0.2.7/tcp/9"}
+    looks = [await directory.look() for _ in range(80)]
+    assert all(len(it) == WATCHED_RUNS for it in looks)
+    shown = ["demo" in it for it in looks]
     assert all(shown[60:]) and shown == sorted(shown)
 
 
-def test_a_swarm_in_one_network_keeps_its_place_when_one_address_invents_larger_ones() -> None:
-    async def look() -> list[bool]:
-        directory = Directory(demo=[f"QmDemo{it}" for it in "abcdefgh"])
-        directory.addresses = {it: f"/ip4/198.51.100.4/tcp/{it.encode()[-1]}" for it in directory.members["demo"]}
-        looks = [await directory.look()]
-        for number in range(WATCHED_RUNS + 10):
-            directory.members[f"run{number}"] = ids = ["Qm" + "x" * number + "y" * it for it in range(9)]
-            directory.addresses |= dict.fromkeys(ids, "/ip4/203.0.113.9/tcp/1")
-        looks += [await directory.look() for _ in range(40)]
-        assert all(len(it) == WATCHED_RUNS for it in looks[1:])
-        return ["demo" in it for it in looks]
-
-    assert all(run(look()))
+async def test_a_swarm_in_one_network_keeps_its_place_when_one_address_invents_larger_ones() -> None:
+    directory = Directory(demo=[f"QmDemo{it}" for it in "abcdefgh"])
+    directory.addresses = {it: f"/ip4/198.51.100.4/tcp/{it.encode()[-1]}" for it in directory.members["demo"]}
+    looks = [await directory.look()]
+    for number in range(WATCHED_RUNS + 10):
+        directory.members[f"run{number}"] = ids = ["Qm" + "x" * number + "y" * it for it in range(9)]
+        directory.addresses |= dict.fromkeys(ids, "/ip4/203.0.113.9/tcp/1")
+    looks += [await directory.look() for _ in range(40)]
+    assert all(len(it) == WATCHED_RUNS for it in looks[1:])
+    assert all("demo" in it for it in looks)
 
 
 def test_the_name_of_a_run_without_members_takes_no_place() -> None:

@@ -246,19 +246,16 @@ async def takes_all_that_comes(stream: Stream) -> None:
         (takes_all_that_comes, 64, STATE_LEAST / 4),
     ],
 )
-def test_a_donor_leaves_its_newcomer_and_has_room_for_another(
+async def test_a_donor_leaves_its_newcomer_and_has_room_for_another(
     thread: LoopThread, plays: Side, parts: int, seconds: float
 ) -> None:
     serving = Donor(lambda: State(1, 1, [torch.randn(parts * PART)]), Proven())
 
-    async def serve() -> None:
-        ours, theirs = await stream_pair(rate=RATE if parts == PARTS else 40_000)  # 0.32 Mbit/s
-        thread.background(plays(theirs))  # type: ignore[arg-type]
-        await serving.serve(ours)
-
     began = clock.monotonic()
+    ours, theirs = await stream_pair(rate=RATE if parts == PARTS else 40_000)  # 0.32 Mbit/s
+    thread.background(plays(theirs))  # type: ignore[arg-type]
     with pytest.raises(TimeoutError):
-        thread.call(serve(), 1e5)
+        await serving.serve(ours)
     assert clock.monotonic() - began == took(seconds, more=0.1)  # of five parts
     assert not serving._clients
 
@@ -367,23 +364,19 @@ def stayed(donor: Donor, *, away: bool = False) -> float:
     return clock.monotonic() - began
 
 
-def test_a_donor_that_is_full_says_so_at_once_and_waits_for_no_answer(thread: LoopThread) -> None:
+async def test_a_donor_that_is_full_says_so_at_once_and_waits_for_no_answer(thread: LoopThread) -> None:
     serving = Donor(lambda: State(1, 1, [torch.randn(NUMEL)]), Proven())
-
-    async def ask() -> None:
-        for number in range(CLIENTS):
-            ours, theirs = await stream_pair()
-            ours.remote = f"newcomer {number}"
-            thread.background(serving.serve(ours))
-            thread.background(takes_nothing(theirs))
-        await asyncio.sleep(1.0)
+    for number in range(CLIENTS):
         ours, theirs = await stream_pair()
-        serve = asyncio.ensure_future(serving.serve(ours))
-        began = clock.monotonic()
-        await theirs.send(StateRequest(), 1)
-        assert isinstance(await theirs.receive(STATE_ANSWER, 1), DonorFull)
-        assert clock.monotonic() - began == took(0)
-        await serve
-        assert clock.monotonic() - began == took(STATE_TIMEOUT)
-
-    thread.call(ask(), 1e5)
+        ours.remote = f"newcomer {number}"
+        thread.background(serving.serve(ours))
+        thread.background(takes_nothing(theirs))
+    await asyncio.sleep(1.0)
+    ours, theirs = await stream_pair()
+    serve = asyncio.ensure_future(serving.serve(ours))
+    began = clock.monotonic()
+    await theirs.send(StateRequest(), 1)
+    assert isinstance(await theirs.receive(STATE_ANSWER, 1), DonorFull)
+    assert clock.monotonic() - began == took(0)
+    await serve
+    assert clock.monotonic() - began == took(STATE_TIMEOUT)

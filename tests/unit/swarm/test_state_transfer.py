@@ -427,7 +427,7 @@ def test_a_peer_that_is_stopped_leaves_its_donor(monkeypatch: pytest.MonkeyPatch
     assert clock.monotonic() - began == took(5.05, more=STOP_PERIOD)
 
 
-def test_a_donor_serves_two_newcomers_at_a_time(thread: LoopThread) -> None:
+async def test_a_donor_serves_two_newcomers_at_a_time() -> None:
     """Each costs it a copy of its state and a share of its uplink. Five come at once; then one is done."""
     phi = torch.randn(1000)
 
@@ -448,20 +448,17 @@ def test_a_donor_serves_two_newcomers_at_a_time(thread: LoopThread) -> None:
         stream.close()
         await serving
 
-    async def scene() -> None:
-        donor = Donor(lambda: State(30, 3, [phi]), Proven())
-        first, *others = [await come(donor, f"newcomer {number}") for number in range(5)]
-        assert [full for *_, full in (first, *others)] == [False, False, True, True, True]
-        await end(*first)
-        later = await come(donor, "later")
-        assert not later[2]
-        for newcomer in (*others, later):
-            await end(*newcomer)
-
-    thread.call(scene(), 30)
+    donor = Donor(lambda: State(30, 3, [phi]), Proven())
+    first, *others = [await come(donor, f"newcomer {number}") for number in range(5)]
+    assert [full for *_, full in (first, *others)] == [False, False, True, True, True]
+    await end(*first)
+    later = await come(donor, "later")
+    assert not later[2]
+    for newcomer in (*others, later):
+        await end(*newcomer)
 
 
-def test_who_asks_for_the_state_again_and_again_is_given_it_a_few_times(thread: LoopThread) -> None:
+async def test_who_asks_for_the_state_again_and_again_is_given_it_a_few_times() -> None:
     """Each request copies the state, for which the training waits: two ids that did not wait took most of its time."""
     copies = 0
 
@@ -480,28 +477,21 @@ def test_who_asks_for_the_state_again_and_again_is_given_it_a_few_times(thread: 
         await asyncio.gather(serving, return_exceptions=True)
         return given
 
-    async def scene() -> None:
-        donor = Donor(snapshot, Proven())
-        most = int(STATE_REQUESTS.each * STATE_REQUESTS.burst)
-        assert [await ask(donor, "greedy") for _ in range(20)] == [True] * most + [False] * (20 - most)
-        assert copies == most
-        assert await ask(donor, "newcomer")
-
-    thread.call(scene(), 60)
+    donor = Donor(snapshot, Proven())
+    most = int(STATE_REQUESTS.each * STATE_REQUESTS.burst)
+    assert [await ask(donor, "greedy") for _ in range(20)] == [True] * most + [False] * (20 - most)
+    assert copies == most
+    assert await ask(donor, "newcomer")
 
 
-def test_one_newcomer_cannot_take_both_places_of_a_donor(thread: LoopThread) -> None:
+async def test_one_newcomer_cannot_take_both_places_of_a_donor(thread: LoopThread) -> None:
     """One that opened stream after stream, and never said that the weights had come, kept others from joining."""
-
-    async def scene() -> None:
-        donor = Donor(lambda: State(30, 3, [torch.randn(1000)]), Proven())
-        full = []
-        for name in ("greedy", "greedy", "greedy", "newcomer"):
-            ours, theirs = await stream_pair()
-            theirs.remote = name
-            thread.background(donor.serve(theirs))
-            await ours.send(StateRequest(), 5)
-            full.append(isinstance(await ours.receive(STATE_ANSWER, 5), DonorFull))
-        assert full == [False, True, True, False]
-
-    thread.call(scene(), 30)
+    donor = Donor(lambda: State(30, 3, [torch.randn(1000)]), Proven())
+    full = []
+    for name in ("greedy", "greedy", "greedy", "newcomer"):
+        ours, theirs = await stream_pair()
+        theirs.remote = name
+        thread.background(donor.serve(theirs))
+        await ours.send(StateRequest(), 5)
+        full.append(isinstance(await ours.receive(STATE_ANSWER, 5), DonorFull))
+    assert full == [False, True, True, False]
