@@ -1,8 +1,7 @@
-"""State transfer between real nodes: donors that leave, stall, serve others or have bad weights."""
+"""State transfer between real nodes: donors that leave or have bad weights, and a bootstrap node that answers late."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,21 +19,11 @@ from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Node
 from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream, StreamLost
-from peer.process import Stop
 from peer.rounds.contribution import PART
 from peer.rounds.state import NO_ROUNDS, Lineage, State
 from peer.rounds.types import Seat
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.reader import Reader
-from peer.swarm.directory.records import MemberRecord
-from peer.swarm.state_transfer import join
-from peer.swarm.state_transfer.donor import (
-    CLIENTS,
-    STATE_ANSWER,
-    STATE_PROTOCOL,
-    StateHeader,
-    StateRequest,
-)
 from peer.swarm.state_transfer.download import PartialState, download
 from peer.swarm.state_transfer.join import take_state
 from tests.swarm.support.harness import wait_for
@@ -145,64 +134,6 @@ def test_a_state_that_is_not_finite_is_never_taken(tmp_path: Path) -> None:
             take_state(context_of(scene.node, members), scene.partial.room, 3, above=0)
 
 
-def test_a_stop_ends_the_wait_for_a_donor(tmp_path: Path) -> None:
-    def slow() -> State:
-        time.sleep(8)
-        return state(1.0)()
-
-    with ExitStack() as stack:
-        scene = Scene(tmp_path, stack, slow, slow)
-        stop = Stop()
-        threading.Timer(1.0, stop.request).start()
-        context = context_of(scene.node, Listed(scene.one, scene.two), stop)
-        assert take_state(context, scene.partial.room, 60, above=0) is None
-
-
-def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def drops(stream: Stream) -> None:
-        await stream.receive(StateRequest, 10)
-        header = StateHeader(step=30, round=3, phase_steps_done=0, lineage=NO_ROUNDS, vectors=2, numel=NUMEL, first=0)
-        await stream.send(header, 10)
-        for _ in range(100):  # a byte every second: no stall
-            await stream.write(bytes(4), 10)
-            await asyncio.sleep(0.2)
-
-    monkeypatch.setattr(join, "SHORT_PATIENCE", 8.0)
-    monkeypatch.setattr(join.random, "shuffle", lambda donors: None)
-    with ExitStack() as stack:
-        scene = Scene(tmp_path, stack, state(1.0), state(2.0))
-        one = scene.one.node
-        one.call(one.p2p.remove_binary_stream_handler(STATE_PROTOCOL), 10)
-        one.call(one.serve_members(STATE_PROTOCOL, drops), 10)
-        context = context_of(scene.node, Listed(scene.one, scene.two))
-        found = take_state(context, scene.partial.room, 60, above=0)
-        assert found is not None and bool((found.vectors[0] == 2).all())
-
-
-def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
-    """The others read nothing here, so the donor drops them after ten seconds."""
-
-    async def begin(newcomer: MemberNode) -> Stream:
-        stream = await newcomer.open_to_member(scene.one.node.peer_id, STATE_PROTOCOL, addresses)
-        await stream.send(StateRequest(), 10)
-        assert isinstance(await stream.receive(STATE_ANSWER, 10), StateHeader)
-        return stream
-
-    with ExitStack() as stack:
-        scene = Scene(tmp_path, stack, state(1.0), state(2.0))
-        addresses = tuple(it.partition("/p2p/")[0] for it in scene.one.node.addresses)
-        newcomers = (scene.two.node, scene.node)
-        assert len(newcomers) == CLIENTS
-        others = [it.call(begin(it), 20) for it in newcomers]
-        context = context_of(scene.node, Listed(scene.one))
-        with pytest.raises(RunError, match="one: serves other newcomers"):
-            take_state(context, scene.partial.room, 0.0, above=0)
-        found = take_state(context, scene.partial.room, 3.0, above=0)
-        assert found is not None and bool((found.vectors[0] == 1).all())
-        for it in others:
-            it.close()
-
-
 def test_a_late_answer_of_the_bootstrap_does_not_mean_an_empty_swarm(tmp_path: Path) -> None:
     """hivemind reports a request without an answer as an empty result."""
     with ExitStack() as stack:
@@ -216,25 +147,3 @@ def test_a_late_answer_of_the_bootstrap_does_not_mean_an_empty_swarm(tmp_path: P
         node.dht.protocol.storage.clear()  # forget the records that it got as a new node
         one.node.loop.call_soon_threadsafe(time.sleep, 2 * DHT_TIMEOUT)
         assert [it.name for it in members.refresh_all()] == ["one"]
-
-
-class Listed:
-    """A directory that is some seconds old: both donors have made round 3."""
-
-    def __init__(self, *donors: Peer) -> None:
-        self._records = [it.presence._record().model_copy(update={"round": 3}) for it in donors]
-
-    def refresh_all(self) -> list[MemberRecord]:
-        return self._records
-
-
-@pytest.mark.parametrize(("reached", "taken"), [(9, {9}), (20, {4, 9}), (0, {4, 9})])
-def test_a_resumed_peer_looks_for_a_donor_that_has_its_last_rounds(
-    tmp_path: Path, reached: int, taken: set[int]
-) -> None:
-    with ExitStack() as stack:
-        scene = Scene(tmp_path, stack, state(1.0, round=4), state(2.0, round=9))
-        context = context_of(scene.node, Listed(scene.one, scene.two))
-        for _ in range(4 if reached == 9 else 1):  # donors are asked in random order
-            found = take_state(context, scene.partial.room, 30, above=0, reached=reached)
-            assert found is not None and found.round in taken
