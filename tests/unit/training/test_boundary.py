@@ -178,6 +178,15 @@ def overlapped(scene: Scene, exchange: Any) -> Overlapped:
     return Overlapped(*scene.parts(), exchange=exchange)
 
 
+def begun(scene: Scene, mailbox: type[Mailbox] = Mailbox) -> tuple[Overlapped, Exchange]:
+    """A boundary whose first swap has begun."""
+    exchange = Exchange(mailbox=mailbox)
+    boundary = overlapped(scene, exchange)
+    assert boundary.cross(scene.train())
+    boundary.between_steps()
+    return boundary, exchange
+
+
 class Asking(Mailbox):
     """Asks for three parts a step. ``opened``: the parts that it got."""
 
@@ -237,11 +246,9 @@ class Correcting(Asking):
 
 def test_a_swap_of_a_state_that_was_replaced_changes_nothing_any_more(scene: Scene) -> None:
     """Its parts took their outer step, and its corrections came, on top of the state that a program had restored."""
-    exchange, outer = Exchange(mailbox=Correcting), scene.state.outer
-    boundary, progress = overlapped(scene, exchange), scene.resources.context.progress
+    outer, progress = scene.state.outer, scene.resources.context.progress
     saved = {name: vector.clone() for name, vector in scene.state.saved_vectors().items()}
-    assert boundary.cross(scene.train())
-    boundary.between_steps()
+    boundary, exchange = begun(scene, Correcting)
     progress.step_seconds = 0.1
     progress.swap_begins()
     assert not torch.equal(outer.slow.phi, saved["phi"])
@@ -293,10 +300,7 @@ def test_a_swap_that_was_given_up_before_it_began_does_not_begin(scene: Scene) -
 def test_a_swap_that_does_not_end_in_time_is_given_up_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that looks for its partner cannot be interrupted."""
     monkeypatch.setattr("peer.training.boundaries.overlapped.LEAVING_SECONDS", 0.0)
-    exchange = Exchange(mailbox=Correcting)
-    boundary = overlapped(scene, exchange)
-    assert boundary.cross(scene.train())
-    boundary.between_steps()
+    boundary, _ = begun(scene, Correcting)
     before = scene.state.outer.slow.phi.clone()
     boundary.abandon()
     assert not scene.presence.ended_rounds
@@ -343,10 +347,7 @@ def test_nor_is_one_that_comes_later_raised_at_the_next_boundary(
     scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("peer.training.boundaries.overlapped.LEAVING_SECONDS", 0.0)
-    exchange = Exchange(mailbox=FailsLate)
-    boundary = overlapped(scene, exchange)
-    assert boundary.cross(scene.train())
-    boundary.between_steps()
+    boundary, _ = begun(scene, FailsLate)
     boundary.abandon()
     inner = scene.train()
     monkeypatch.setattr(FailsLate, "failed", True)
@@ -390,10 +391,7 @@ def test_no_look_at_a_swap_waits_for_the_accelerator(scene: Scene, monkeypatch: 
 
 def test_a_part_that_is_not_finite_is_not_sent(scene: Scene) -> None:
     """The inner steps beside a swap may break weights that were finite at the boundary."""
-    exchange, slow = Exchange(mailbox=Asking), scene.state.outer.slow
-    boundary = overlapped(scene, exchange)
-    assert boundary.cross(scene.train())
-    boundary.between_steps()
+    (boundary, exchange), slow = begun(scene, Asking), scene.state.outer.slow
     (mailbox,) = exchange.mailboxes
     assert isinstance(mailbox, Asking) and list(mailbox.opened) == [0, 1, 2]
     last = slow.spans[-1]
@@ -429,11 +427,7 @@ def test_a_swap_begins_with_the_next_inner_step_and_not_while_its_peer_evaluates
 
 
 def test_while_a_swap_is_on_its_way_the_boundary_is_postponed(scene: Scene) -> None:
-    exchange = Exchange()
-    boundary = overlapped(scene, exchange)
-    tokens = 0
-    assert boundary.cross(scene.train())
-    boundary.between_steps()
+    (boundary, exchange), tokens = begun(scene), 0
     for _ in range(2):
         inner = scene.train()
         tokens += inner.tokens
@@ -451,10 +445,7 @@ def test_while_a_swap_is_on_its_way_the_boundary_is_postponed(scene: Scene) -> N
 
 
 def test_a_swap_that_has_ended_with_parts_left_does_not_postpone_the_boundary(scene: Scene) -> None:
-    exchange = Exchange(mailbox=Asking)
-    boundary = overlapped(scene, exchange)
-    assert boundary.cross(scene.train())
-    boundary.between_steps()
+    boundary, exchange = begun(scene, Asking)
     exchange.mailboxes[0].over = True
     boundary.between_steps()
     assert exchange.mailboxes[0].parts_left() and not scene.presence.ended_rounds
@@ -493,10 +484,7 @@ def test_the_rest_of_a_phase_has_the_rest_of_its_time(scene: Scene, monkeypatch:
 
 
 def test_a_running_swap_is_waited_for_only_after_the_last_inner_step_of_the_run(scene: Scene) -> None:
-    exchange = Exchange()
-    boundary = overlapped(scene, exchange)
-    assert boundary.cross(scene.train())
-    boundary.between_steps()
+    boundary, exchange = begun(scene)
     scene.state.inner.step = TOTAL - H
     scene.state.begin_phase()
     while not boundary.cross(scene.train()):
