@@ -165,23 +165,27 @@ async def greet(stream: Stream, numel: int = NUMEL, pace: float = PACE) -> None:
     await stream.receive(Header, 1)
 
 
-def data(index: int) -> bytes:
+def data(index: int) -> Tensor:
     start, stop = overlapped_parts(NUMEL)[index]
-    return torch.randn(stop - start).numpy().tobytes()
+    return torch.randn(stop - start)
+
+
+async def send_part(stream: Stream, part: Tensor) -> None:
+    data = part.numpy().tobytes()
+    await stream.write(data + xxhash.xxh3_128_digest(data), 1)
 
 
 async def send_parts(stream: Stream, count: int) -> None:
     for index in range(count):
-        part = data(index)
-        await stream.write(part + xxhash.xxh3_128_digest(part), 1)
+        await send_part(stream, data(index))
 
 
 def against(
-    thread: LoopThread, partner: Callable[[Stream], Awaitable[None]], pace: float = PACE
+    thread: LoopThread, partner: Callable[[Stream], Awaitable[None]], pace: float = PACE, one: Trainee | None = None
 ) -> tuple[Averaged, Trainee, Tensor]:
     ours, theirs = thread.call(stream_pair(), 5)
     playing = asyncio.run_coroutine_threadsafe(partner(theirs), thread.loop)  # type: ignore[arg-type]
-    one = Trainee(thread, torch.randn(NUMEL))
+    one = one or Trainee(thread, torch.randn(NUMEL))
     one.pace = pace
     before = one.vector.clone()
     result = one.swap(with_link(ours, phase_seconds=max(PHASE, 20 * pace)))
@@ -201,7 +205,7 @@ def test_a_partner_that_dies_in_the_middle_leaves_whole_parts(thread: LoopThread
     async def dies(stream: Stream) -> None:
         await greet(stream)
         await send_parts(stream, 3)
-        await stream.write(data(3)[:500], 1)
+        await stream.write(data(3).numpy().tobytes()[:500], 1)
         await asyncio.sleep(0.5)
         stream.close()
 
@@ -246,7 +250,7 @@ def test_a_part_with_a_wrong_digest_is_not_used(thread: LoopThread) -> None:
     async def lies(stream: Stream) -> None:
         await greet(stream)
         await send_parts(stream, 2)
-        await stream.write(data(2) + bytes(16), 1)
+        await stream.write(data(2).numpy().tobytes() + bytes(16), 1)
         await asyncio.sleep(60)
 
     result, one, before = against(thread, lies)
@@ -259,9 +263,7 @@ def test_a_poisonous_part_is_not_used(thread: LoopThread, poison: float) -> None
     async def poisons(stream: Stream) -> None:
         await greet(stream)
         await send_parts(stream, 2)
-        start, stop = overlapped_parts(NUMEL)[2]
-        part = torch.full((stop - start,), poison).numpy().tobytes()
-        await stream.write(part + xxhash.xxh3_128_digest(part), 1)
+        await send_part(stream, torch.full_like(data(2), poison))
         await asyncio.sleep(60)
 
     result, one, before = against(thread, poisons)
@@ -275,23 +277,17 @@ def test_a_part_of_a_known_partner_changes_no_more_than_the_inner_steps(
     thread: LoopThread, factor: float, moved: float
 ) -> None:
     """However large it is: it is used before the rest has come."""
-    ours, theirs = thread.call(stream_pair(), 5)
-    one = Trainee(thread, torch.randn(NUMEL))
-    before = one.vector.clone()
+    one, stop = Trainee(thread, torch.randn(NUMEL)), overlapped_parts(NUMEL)[0][1]
+    loud = factor * one.vector[:stop]
 
     async def louder(stream: Stream) -> None:
         await greet(stream)
-        start, stop = overlapped_parts(NUMEL)[0]
-        part = (factor * before[start:stop]).numpy().tobytes()
-        await stream.write(part + xxhash.xxh3_128_digest(part), 1)
+        await send_part(stream, loud)
         await asyncio.sleep(60)
 
-    playing = asyncio.run_coroutine_threadsafe(louder(theirs), thread.loop)
-    result = one.swap(with_link(ours))
-    playing.cancel()
+    result, one, before = against(thread, louder, one=one)
     assert result.outcome is Outcome.TIMEOUT, result.detail
     assert changed(one, before) == [0]
-    stop = overlapped_parts(NUMEL)[0][1]
     length = (one.vector - before)[:stop].norm() / (one.trained * before[:stop]).norm()
     assert float(length) == pytest.approx(moved, rel=1e-3)
 
@@ -403,16 +399,11 @@ def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
         await stream.send(header(NUMEL, 0, "fp16", pace=PACE), 1)
         await stream.receive(Header, 1)
         for value in (0.0, float("nan")):
-            start, stop = overlapped_parts(NUMEL)[0]
-            part = torch.full((stop - start,), value, dtype=torch.float16).numpy().tobytes()
-            await stream.write(part + xxhash.xxh3_128_digest(part), 1)
+            await send_part(stream, torch.full_like(data(0), value, dtype=torch.float16))
         await asyncio.sleep(60)
 
-    ours, theirs = thread.call(stream_pair(), 5)
-    playing = asyncio.run_coroutine_threadsafe(poisons(theirs), thread.loop)
-    one = Trainee(thread, torch.zeros(NUMEL), "int4")
-    assert one.swap(with_link(ours)).outcome is Outcome.POISONED
-    playing.cancel()
+    result, one, _ = against(thread, poisons, one=Trainee(thread, torch.zeros(NUMEL), "int4"))
+    assert result.outcome is Outcome.POISONED
     codec = one.exchange.codec
     codec.begin()
     header(NUMEL, 1, codec.sends, expects=codec.expects)
