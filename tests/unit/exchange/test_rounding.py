@@ -91,7 +91,7 @@ def test_all_members_get_the_same_mean_and_it_is_the_simulators(codec: CodecName
     kept = [torch.zeros(numel) if codec == "int2" else None for _ in tensors]
     mean_of_slices([Vector(it) for it in tensors], Rounding(codec), mean, kept)
     for it in results:
-        assert it is not None and it.outcome is Outcome.MERGED, it
+        assert it.outcome is Outcome.MERGED, it
         assert torch.equal(it.mean, mean)
     for one, other in zip(group.kept, kept, strict=True):
         assert one is other is None or torch.equal(one, other)
@@ -108,7 +108,7 @@ def test_a_group_uses_fp16_for_small_pseudo_gradients_too(scale: float) -> None:
         results = group.average([Vector(it) for it in tensors])
     exact = torch.stack(tensors).mean(0)
     for it in results:
-        assert it is not None and it.outcome is Outcome.MERGED, it
+        assert it.outcome is Outcome.MERGED, it
         assert float((it.mean - exact).norm() / exact.norm()) < 0.1
 
 
@@ -119,7 +119,7 @@ def test_the_bytes_are_those_of_the_bits(codec: CodecName) -> None:
         results = group.average([Vector(noise(numel, seed)) for seed in range(count)])
     fair = 2 * (count - 1) / count * numel * BITS[codec] / 8
     for it in results:
-        assert it is not None and fair < it.bytes_sent < 1.03 * fair + 20_000
+        assert fair < it.bytes_sent < 1.03 * fair + 20_000
 
 
 # -- error feedback: what two bits lose is sent later
@@ -189,7 +189,7 @@ def test_real_members_keep_what_the_simulator_says_and_a_failed_round_changes_no
             contributions = [Vector(it) for it in tensors]
             before = [it.clone() for it in group.kept if it is not None]
             failed = group.average(contributions, silent=[count - 1])
-            assert {it.outcome for it in failed if it} == {Outcome.TIMEOUT}
+            assert {it.outcome for it in failed} == {Outcome.TIMEOUT}
             assert all(torch.equal(one, two) for one, two in zip(before, group.kept, strict=True) if two is not None)
             mean_of_slices(contributions, Rounding("int2"), mean, kept)
             for result in group.average(contributions):

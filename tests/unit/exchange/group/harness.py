@@ -143,15 +143,15 @@ class Many:
         contributions: Sequence[Contribution | SparseContribution],
         silent: Sequence[int] = (),
         groups: list[Group] | None = None,
-    ) -> list[Averaged | None]:
-        """All at once; those in ``silent`` do nothing."""
+    ) -> list[Averaged]:
+        """All at once; those in ``silent`` do nothing, and have no result."""
         groups, futures = groups or self.groups(), {}
         for place, member in enumerate(self.members):
             if place not in silent:
                 with within(member.process):
                     work = self.exchanges[place].average
                     futures[place] = clock.worker(member.name).submit(work, contributions[place], groups[place])
-        return [clock.result(futures[place], 600) if place in futures else None for place in range(len(self.members))]
+        return [clock.result(future, 600) for future in futures.values()]
 
     def _stream(self, owner: Member, end: End, remote: str) -> Stream:
         async def open_it() -> Stream:

@@ -50,8 +50,8 @@ def sparse(seed: int, numel: int = 600, chunk: int = 100, keep: int = 7) -> Spar
     return SparseContribution(numel, torch.from_numpy(bases), torch.from_numpy(bases + places), values)
 
 
-def outcomes(results: Sequence[Averaged | None]) -> list[Outcome]:
-    return [it.outcome for it in results if it is not None]
+def outcomes(results: Sequence[Averaged]) -> list[Outcome]:
+    return [it.outcome for it in results]
 
 
 def test_who_is_asked_to_stop_leaves_a_round_that_takes_long_and_says_that_it_is_itself() -> None:
@@ -64,7 +64,6 @@ def test_who_is_asked_to_stop_leaves_a_round_that_takes_long_and_says_that_it_is
         group.exchanges[1].away = lambda: True
         group.exchanges[1]._combine = takes_long  # type: ignore[method-assign]
         for it in group.average(contributions(vectors(3, 1000))):
-            assert it is not None
             assert (it.outcome, it.culprits, it.detail) == (Outcome.TIMEOUT, ("b",), "asked to stop")
             assert it.seconds == took(10, more=3)
 
@@ -76,13 +75,12 @@ def test_all_get_the_same_bits_of_the_mean(count: int, numel: int) -> None:
     with many(count, numel) as group:
         for _ in range(2):
             results = group.average(contributions(tensors))
-            assert outcomes(results) == [Outcome.MERGED] * count, [it.detail for it in results if it]
+            assert outcomes(results) == [Outcome.MERGED] * count, [it.detail for it in results]
             for it in results:
-                assert it is not None
-                assert torch.equal(it.mean, results[0].mean)  # type: ignore[union-attr]
-                assert it.digest == results[0].digest != ""  # type: ignore[union-attr]
+                assert torch.equal(it.mean, results[0].mean)
+                assert it.digest == results[0].digest != ""
                 assert len(it.partners) == count - 1
-            torch.testing.assert_close(results[0].mean, group_mean(tensors), rtol=1e-5, atol=1e-5)  # type: ignore[union-attr]
+            torch.testing.assert_close(results[0].mean, group_mean(tensors), rtol=1e-5, atol=1e-5)
     for tensor, before in zip(tensors, kept, strict=True):
         assert torch.equal(tensor, before)
 
@@ -91,8 +89,8 @@ def test_over_real_sockets_and_threads_too() -> None:
     tensors = vectors(3, 1000)
     with many(3, 1000, real=True) as group:  # asyncio's transports, threads and clock
         results = group.average(contributions(tensors))
-        assert outcomes(results) == [Outcome.MERGED] * 3, [it.detail for it in results if it]
-        torch.testing.assert_close(results[0].mean, torch.stack(tensors).mean(0), rtol=1e-5, atol=1e-5)  # type: ignore[union-attr]
+        assert outcomes(results) == [Outcome.MERGED] * 3, [it.detail for it in results]
+        torch.testing.assert_close(results[0].mean, torch.stack(tensors).mean(0), rtol=1e-5, atol=1e-5)
         failed = group.average(contributions(tensors), silent=[1])
         assert set(outcomes(failed)) == {Outcome.TIMEOUT}
 
@@ -116,7 +114,7 @@ def test_a_member_copies_its_own_slice_beside_the_network_thread() -> None:
     tensors = vectors(2, 1000)
     with many(2, 1000, real=True) as group:
         results = group.average([NotOnTheLoop(tensors[0], stop=500), Vector(tensors[1])])
-    assert outcomes(results) == [Outcome.MERGED] * 2, [it.detail for it in results if it]
+    assert outcomes(results) == [Outcome.MERGED] * 2, [it.detail for it in results]
 
 
 @pytest.mark.parametrize("sparsely", [False, True])
@@ -127,14 +125,13 @@ def test_eight_members_with_two_turns_to_send_wait_for_nobody_in_a_circle(
     monkeypatch.setattr(flow_control, "IN_FLIGHT", 0)
     own: list[Any] = [sparse(seed) for seed in range(8)] if sparsely else contributions(vectors(8, 2000))
     with many(8, own[0].values.numel() if sparsely else 2000, 600 if sparsely else None) as group:
-        assert [it and it.outcome for it in group.average(own)] == [Outcome.MERGED] * 8
+        assert [it.outcome for it in group.average(own)] == [Outcome.MERGED] * 8
 
 
 def test_each_member_sends_no_more_than_the_formula_says() -> None:
     count, numel = 4, 100_000
     with many(count, numel) as group:
         for it in group.average(contributions(vectors(count, numel))):
-            assert it is not None
             shown = (count - 1) * (296 * count + 132)
             assert 0 <= it.bytes_sent - 4 * numel * 2 * (count - 1) / count - shown <= 0.002 * it.bytes_sent
             assert abs(it.bytes_received - it.bytes_sent) < 2000
@@ -157,9 +154,8 @@ def test_poison_is_used_by_nobody_and_the_culprit_is_named(poison: float, place:
     tensors[place][:] *= poison
     with many(4, 1000) as group:
         results = group.average(contributions(tensors))
-    assert set(outcomes(results)) == {Outcome.POISONED}, [it.detail for it in results if it]
+    assert set(outcomes(results)) == {Outcome.POISONED}, [it.detail for it in results]
     for number, it in enumerate(results):
-        assert it is not None
         assert it.culprits[0] == "abcd"[place], it.detail
         assert math.isfinite(poison) or it.detail.endswith("is not finite")
         assert torch.equal(torch.nan_to_num(it.mean), torch.nan_to_num(tensors[number])), (
@@ -167,8 +163,8 @@ def test_poison_is_used_by_nobody_and_the_culprit_is_named(poison: float, place:
         )
 
 
-def seconds(results: Sequence[Averaged | None]) -> list[float]:
-    return [it.seconds for it in results if it is not None]
+def seconds(results: Sequence[Averaged]) -> list[float]:
+    return [it.seconds for it in results]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +181,7 @@ def test_a_member_that_says_nothing_costs_a_stall_and_is_named(silent: int, stal
         results = group.average(contributions(tensors), silent=[silent])
         assert seconds(results) == [took(it * FAST.stall) for it in stalls]
         assert set(outcomes(results)) == {Outcome.TIMEOUT}
-        assert {it.culprits for it in results if it} == {("abcd"[silent],)}
+        assert {it.culprits for it in results} == {("abcd"[silent],)}
         again = group.average(contributions(tensors))  # nothing of the failed attempt is left
         assert outcomes(again) == [Outcome.MERGED] * 4
 
@@ -229,9 +225,9 @@ def test_a_member_that_waits_for_others_between_the_two_halves_is_waited_for(mon
     slow_line(monkeypatch, 1.5, sender=5, receiver=1)
     with many(3, 1000, settings=ExchangeConfig(codec="none", stall=0.5)) as group:
         averaged = group.average([Vector(torch.full((1000,), float(place))) for place in (3, 4, 5)])
-        assert [it.outcome for it in averaged if it] == [Outcome.MERGED] * 3, averaged
+        assert [it.outcome for it in averaged] == [Outcome.MERGED] * 3, averaged
         assert seconds(averaged) == [took(2 * 1.5)] * 3  # its part, and the part's digest
-        assert all(it is not None and bool((it.mean == 4).all()) for it in averaged)
+        assert all(bool((it.mean == 4).all()) for it in averaged)
 
 
 def test_a_member_that_freezes_between_the_two_halves_costs_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +246,8 @@ def test_a_member_that_freezes_between_the_two_halves_costs_a_stall(monkeypatch:
     with many(2, 1000, settings=ExchangeConfig(codec="none", stall=0.5)) as group:
         averaged = group.average(contributions(vectors(2, 1000)))
         assert seconds(averaged) == [took(0.5)] * 2
-        assert [it.outcome for it in averaged if it] == [Outcome.TIMEOUT] * 2, averaged
-        assert {it.culprits for it in averaged if it} == {("b",)}
+        assert [it.outcome for it in averaged] == [Outcome.TIMEOUT] * 2, averaged
+        assert {it.culprits for it in averaged} == {("b",)}
 
 
 def test_a_member_that_cannot_be_dialled_is_named_at_once() -> None:
@@ -259,8 +255,8 @@ def test_a_member_that_cannot_be_dialled_is_named_at_once() -> None:
         group.members[2].answers = False
         results = group.average(contributions(vectors(3, 1000)))
         assert seconds(results) == [took(0.0)] * 3
-        assert [it.culprits for it in results if it] == [("c",)] * 3
-        assert "peer-c" in results[0].detail  # type: ignore[union-attr]
+        assert [it.culprits for it in results] == [("c",)] * 3
+        assert "peer-c" in results[0].detail
 
 
 @pytest.mark.parametrize(
@@ -288,11 +284,11 @@ def test_one_member_cannot_have_another_one_left_out_at_no_cost(
     with many(4, 1000) as group:
         results = group.average(contributions(vectors(4, 1000)))
         assert seconds(results) == [took(0.0)] * 4
-    assert {it.culprits for it in results if it} == {culprits}
+    assert {it.culprits for it in results} == {culprits}
     alone, ids = len(culprits) == 2, "abcd"
     for place, averaged in enumerate(results):  # what only the leader says may be its lie
         saw = place == 0 or (place in says and ids[says[place]] in culprits)
-        assert averaged is not None and averaged.certain == (saw and not alone)
+        assert averaged.certain == (saw and not alone)
 
 
 def blaming_c(monkeypatch: pytest.MonkeyPatch, seen: dict[int, Outcome]) -> list[Averaged]:
@@ -306,7 +302,7 @@ def blaming_c(monkeypatch: pytest.MonkeyPatch, seen: dict[int, Outcome]) -> list
 
     monkeypatch.setattr(AllReduceExchange, "_combine", accuses)
     with many(4, 1000) as group:
-        return [it for it in group.average(contributions(vectors(4, 1000))) if it is not None]
+        return group.average(contributions(vectors(4, 1000)))
 
 
 def test_a_liar_makes_no_worse_of_what_another_member_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,9 +333,9 @@ def test_who_is_too_slow_for_the_deadline_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(flow_control, "send_parts", trickle)
     with many(4, 1000, settings=ExchangeConfig(codec="none", stall=10.0), phase_seconds=1.0) as group:
         results = group.average(contributions(vectors(4, 1000)))
-    assert {it.culprits for it in results if it} == {("abcd"[slow],)}, results
+    assert {it.culprits for it in results} == {("abcd"[slow],)}, results
     name = f"peer-{'abcd'[slow]}"
-    assert all(f"{name} is the slowest: too slow: payload 1 of {name}" in it.detail for it in results if it)
+    assert all(f"{name} is the slowest: too slow: payload 1 of {name}" in it.detail for it in results)
     assert seconds(results) == [took(20.0, more=0.1)] * 4  # after the second of four looks
 
 
@@ -359,7 +355,7 @@ def test_who_is_silent_after_its_last_bytes_costs_a_stall(monkeypatch: pytest.Mo
     with many(3, 1000, settings=ExchangeConfig(codec="none", stall=2.0), phase_seconds=1000.0) as group:
         results = group.average(contributions(vectors(3, 1000)))
     others = [it for place, it in enumerate(results) if place != silent]
-    assert {it.culprits for it in others if it} == {("abc"[silent],)}, results
+    assert {it.culprits for it in others} == {("abc"[silent],)}, results
     assert max(seconds(others)) < 2.0 + 1.0 + 0.5  # a stall, and a second until its stream has closed
 
 
@@ -381,7 +377,7 @@ def test_a_member_waits_for_the_verdict_of_a_leader_that_is_done_after_it(monkey
     monkeypatch.setattr(AllReduceExchange, "_follow", says_nothing)
     with many(3, 1000, settings=ExchangeConfig(codec="none", stall=2.0), phase_seconds=1000.0) as group:
         leader, member, _ = group.average(contributions(vectors(3, 1000)))
-    assert leader and member and leader.culprits == member.culprits == ("c",)
+    assert leader.culprits == member.culprits == ("c",)
 
 
 def test_a_slow_member_is_waited_for_as_long_as_it_will_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +385,7 @@ def test_a_slow_member_is_waited_for_as_long_as_it_will_be_done(monkeypatch: pyt
     slow_line(monkeypatch, 80.0, sender=5, receiver=1)
     with many(3, 1000, settings=ExchangeConfig(codec="none", stall=11.0), phase_seconds=100.0) as group:
         averaged = group.average([Vector(torch.full((1000,), float(place))) for place in (3, 4, 5)])
-    assert [it.outcome for it in averaged if it] == [Outcome.MERGED] * 3, averaged
+    assert [it.outcome for it in averaged] == [Outcome.MERGED] * 3, averaged
     assert seconds(averaged) == [took(2 * 80.0, more=0.1)] * 3  # its part, and the part's digest
 
 
@@ -408,7 +404,6 @@ def test_different_results_are_found_before_anybody_uses_them(monkeypatch: pytes
         results = group.average(contributions(tensors))
     assert set(outcomes(results)) == {Outcome.CORRUPT}
     for number, it in enumerate(results):
-        assert it is not None
         assert it.culprits == ("c",)
         assert torch.equal(it.mean, tensors[number])
 
@@ -421,8 +416,7 @@ def test_a_verdict_that_comes_before_the_work_is_done_is_not_believed() -> None:
             await group.controls[0][1].send(GroupVerdict(commit=True), 1)
 
         group.members[0].thread.call(lie(), 2)
-        member = group.average(contributions(vectors(2, 1000)), silent=[0], groups=groups)[1]
-        assert member is not None
+        (member,) = group.average(contributions(vectors(2, 1000)), silent=[0], groups=groups)
         assert (member.outcome, member.digest) == (Outcome.CORRUPT, "")
 
 
@@ -436,9 +430,8 @@ def test_a_convener_that_dies_before_its_verdict_leaves_everything_as_it_was() -
             group.controls[0][1].close()
 
         dying = asyncio.run_coroutine_threadsafe(die(), group.members[0].thread.loop)
-        member = group.average(contributions(tensors), silent=[0], groups=groups)[1]
+        (member,) = group.average(contributions(tensors), silent=[0], groups=groups)
         dying.result(5)
-        assert member is not None
         assert (member.outcome, member.culprits) == (Outcome.TIMEOUT, ("a",))
         assert torch.equal(member.mean, tensors[1])
 
@@ -461,7 +454,7 @@ def test_a_member_that_reports_nonsense_is_named(report: MemberReport, culprits:
         group.members[1].thread.call(nonsense(), 2)
         results = group.average(contributions(vectors(3, 1000)), silent=[1], groups=groups)
         assert Outcome.MERGED not in outcomes(results)
-        assert {it.culprits for it in results if it is not None} == {culprits}
+        assert {it.culprits for it in results} == {culprits}
 
 
 @pytest.mark.parametrize(
@@ -478,9 +471,8 @@ def test_a_verdict_that_contradicts_itself_or_sends_all_away_is_not_believed(com
             await group.controls[0][1].send(GroupVerdict(commit=commit, outcome=outcome), 1)
 
         lying = asyncio.run_coroutine_threadsafe(lie(), group.members[0].thread.loop)
-        member = group.average(contributions(tensors), silent=[0], groups=groups)[1]
+        (member,) = group.average(contributions(tensors), silent=[0], groups=groups)
         lying.result(5)
-        assert member is not None
         assert (member.outcome, member.culprits, member.digest) == (Outcome.CORRUPT, ("a",), "")
         assert torch.equal(member.mean, tensors[1])
 
@@ -495,9 +487,8 @@ def test_sparse_contributions_give_each_elements_mean_over_its_senders(count: in
     mean_of_senders(own, expected)
     with many(count, own[0].values.numel(), 600) as group:
         results = group.average(own)
-        assert outcomes(results) == [Outcome.MERGED] * count, [it.detail for it in results if it]
+        assert outcomes(results) == [Outcome.MERGED] * count, [it.detail for it in results]
         for it in results:
-            assert it is not None
             assert torch.equal(it.mean, expected)
             assert it.bytes_sent < (count - 1) * (4 * own[0].values.numel() + 1000)
 
@@ -512,7 +503,6 @@ def test_a_sparse_contribution_counts_as_far_as_usual_ones_are_long(count: int, 
         results = group.average(own)
     assert outcomes(results) == [Outcome.MERGED] * count
     for it in results:
-        assert it is not None
         mean = it.mean[own[0].positions]
         torch.testing.assert_close(mean, (count - 1 + length) / count * values, rtol=1e-3, atol=1e-3)
 
@@ -525,7 +515,7 @@ def test_a_sparse_position_outside_the_model_is_refused(monkeypatch: pytest.Monk
     with many(3, bad.values.numel(), 600) as group:
         results = group.average(own)
         assert set(outcomes(results)) == {Outcome.POISONED}
-        assert {it.culprits for it in results if it} == {("b",)}
+        assert {it.culprits for it in results} == {("b",)}
 
 
 @settings(max_examples=50)

@@ -118,10 +118,9 @@ def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
     with many(5, 20_000, settings=EXACT.model_copy(update={"codec": codec})) as group:
         results = group.average([Vector(it) for it in tensors])
     for tensor, it in zip(tensors, results, strict=True):
-        assert it is not None
         assert (it.outcome, it.culprits[0]) == (Outcome.POISONED, "c"), it.detail
         assert torch.equal(it.mean, tensor)
-    assert any(re.match(why, it.detail) for it in results if it), results
+    assert any(re.match(why, it.detail) for it in results), results
 
 
 def test_a_leader_that_says_to_use_its_false_mean_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +142,6 @@ def test_a_leader_that_says_to_use_its_false_mean_is_not_believed(monkeypatch: p
     with many(4, 5000) as group:
         results = group.average([Vector(noise(5000, seed) + noise(5000, 99)) for seed in range(4)])
     for it in results[1:]:
-        assert it is not None
         assert (it.outcome, it.culprits) == (Outcome.POISONED, ("a",)), it.detail
 
 
@@ -153,7 +151,6 @@ def test_a_contribution_counts_as_far_as_usual_ones_are_long() -> None:
     with many(5, 5000) as group:
         results = group.average([Vector(it) for it in tensors])
     for it in results:
-        assert it is not None
         assert it.outcome is Outcome.MERGED, it.detail
         torch.testing.assert_close(it.mean, group_mean(tensors), rtol=1e-5, atol=1e-5)
     assert factors([1.0, 8.0, 1.0, 1.0, 1.0]) == [1.0, 1.5 / 8, 1.0, 1.0, 1.0]

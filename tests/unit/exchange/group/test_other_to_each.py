@@ -25,11 +25,10 @@ NUMEL = 20_000
 BETWEEN: contextvars.ContextVar[tuple[int, int]] = contextvars.ContextVar("between")  # sender and receiver
 
 
-def named(group: Many, results: list[Averaged | None], liar: int) -> None:
+def named(group: Many, results: list[Averaged], liar: int) -> None:
     """All have refused the round. The liar is a suspect for each other member, alone or with one more."""
     name = group.members[liar].name
     for place, it in enumerate(results):
-        assert it is not None
         assert it.outcome is Outcome.POISONED, it.detail
         assert place == liar or name in it.culprits, it.detail
         assert place == liar or it.culprits == (name,) or not it.certain, it.detail
