@@ -38,6 +38,7 @@ from peer.swarm.state_transfer.donor import (
 )
 from peer.swarm.state_transfer.download import DonorBehind, DonorBusy, PartialState, download
 from peer.swarm.state_transfer.join import ASK_ALL_PAUSE, SHORT_PATIENCE, take_from
+from tests.unit.swarm.test_state_transfer import come
 from tests.unit.virtual import RATE, stream_pair, took
 
 PARTS = 5
@@ -312,17 +313,10 @@ def test_who_has_served_two_stays_for_the_third(thread: LoopThread) -> None:
     """Three had lost the last round, and it gave its state to two."""
     serving = Donor(lambda: State(2, 2, [torch.randn(PART)]), Proven())
 
-    async def come(number: int) -> tuple[Stream, bool]:
-        ours, theirs = await stream_pair()
-        theirs.remote = f"newcomer {number}"
-        thread.background(serving.serve(theirs))
-        await ours.send(StateRequest(), 1)
-        return ours, isinstance(await ours.receive(STATE_ANSWER, 1), DonorFull)
-
     async def scene() -> None:
-        newcomers = [await come(number) for number in range(CLIENTS + 1)]
-        assert [full for _, full in newcomers] == [False] * CLIENTS + [True]
-        for stream, _ in newcomers[:CLIENTS]:
+        newcomers = [await come(serving, f"newcomer {number}") for number in range(CLIENTS + 1)]
+        assert [isinstance(answer, DonorFull) for *_, answer in newcomers] == [False] * CLIENTS + [True]
+        for stream, *_ in newcomers[:CLIENTS]:
             await stream.read_into(memoryview(bytearray(size("none", PART) + 16)), 1)
             await stream.send(StateReceived(), 1)
             await stream.until_closed(1)

@@ -32,24 +32,15 @@ from peer.swarm.state_transfer.donor import STATE_ANSWER, Donor, DonorFull, Stat
 from peer.swarm.state_transfer.donors import DONOR_AHEAD, NEAR_ROUNDS, donors_of, furthest, plausible
 from peer.swarm.state_transfer.download import DonorBehind, DonorBusy
 from peer.swarm.state_transfer.join import ASK_ALL_PAUSE, STOP_PERIOD, UP_TO_DATE_REQUESTS, take_from, take_state
-from tests.unit.parts import context_of
+from tests.unit.parts import context_of, member_record
 from tests.unit.virtual import stream_pair, took
 
 ROUNDS = st.integers(0, 40)
 
 
 def record(number: int, round: int) -> MemberRecord:
-    return MemberRecord(
-        peer_id=f"Qm{number}",
-        name=f"peer-{number}",
-        addresses=["/ip4/10.0.0.7/tcp/31337"],
-        config="c0ffee",
-        state="training",
-        step=25 * round,
-        round=round,
-        tokens_per_second=100.0,
-        metrics="0.0.0.0:9464",
-    )
+    said = {"name": f"peer-{number}", "config": "c0ffee", "step": 25 * round, "tokens_per_second": 100.0}
+    return member_record(f"Qm{number}", round).model_copy(update=said)
 
 
 def rounds(members: list[int], above: int, reached: int) -> list[int]:
@@ -427,19 +418,21 @@ def test_a_peer_that_is_stopped_leaves_its_donor(monkeypatch: pytest.MonkeyPatch
     assert clock.monotonic() - began == took(5.05, more=STOP_PERIOD)
 
 
+async def come(donor: Donor, name: str) -> tuple[Stream, asyncio.Future[None], DonorFull | StateHeader]:
+    """A newcomer asks for the state: its end of the stream, the donor's work, and the answer."""
+    ours, theirs = await stream_pair()
+    theirs.remote = name
+    serving = asyncio.ensure_future(donor.serve(theirs))
+    await ours.send(StateRequest(), 5)
+    return ours, serving, await ours.receive(STATE_ANSWER, 5)
+
+
 async def test_a_donor_serves_two_newcomers_at_a_time() -> None:
     """Each costs it a copy of its state and a share of its uplink. Five come at once; then one is done."""
     phi = torch.randn(1000)
 
-    async def come(donor: Donor, name: str) -> tuple[Stream, asyncio.Future[None], bool]:
-        ours, theirs = await stream_pair()
-        theirs.remote = name
-        serving = asyncio.ensure_future(donor.serve(theirs))
-        await ours.send(StateRequest(), 5)
-        return ours, serving, isinstance(await ours.receive(STATE_ANSWER, 5), DonorFull)
-
-    async def end(stream: Stream, serving: asyncio.Future[None], full: bool) -> None:
-        if not full:
+    async def end(stream: Stream, serving: asyncio.Future[None], answer: DonorFull | StateHeader) -> None:
+        if isinstance(answer, StateHeader):
             out = torch.empty(1000)
             await receive_fp32(stream, out, 5)
             assert torch.equal(out, phi)
@@ -450,10 +443,11 @@ async def test_a_donor_serves_two_newcomers_at_a_time() -> None:
 
     donor = Donor(lambda: State(30, 3, [phi]), Proven())
     first, *others = [await come(donor, f"newcomer {number}") for number in range(5)]
-    assert [full for *_, full in (first, *others)] == [False, False, True, True, True]
+    full = [isinstance(answer, DonorFull) for *_, answer in (first, *others)]
+    assert full == [False, False, True, True, True]
     await end(*first)
     later = await come(donor, "later")
-    assert not later[2]
+    assert isinstance(later[2], StateHeader)
     for newcomer in (*others, later):
         await end(*newcomer)
 
@@ -468,14 +462,10 @@ async def test_who_asks_for_the_state_again_and_again_is_given_it_a_few_times() 
         return State(30, 3, [torch.randn(10)])
 
     async def ask(donor: Donor, name: str) -> bool:
-        ours, theirs = await stream_pair()
-        theirs.remote = name
-        serving = asyncio.ensure_future(donor.serve(theirs))
-        await ours.send(StateRequest(), 5)
-        given = isinstance(await ours.receive(STATE_ANSWER, 5), StateHeader)
+        ours, serving, answer = await come(donor, name)
         ours.close()
         await asyncio.gather(serving, return_exceptions=True)
-        return given
+        return isinstance(answer, StateHeader)
 
     donor = Donor(snapshot, Proven())
     most = int(STATE_REQUESTS.each * STATE_REQUESTS.burst)
@@ -484,14 +474,8 @@ async def test_who_asks_for_the_state_again_and_again_is_given_it_a_few_times() 
     assert await ask(donor, "newcomer")
 
 
-async def test_one_newcomer_cannot_take_both_places_of_a_donor(thread: LoopThread) -> None:
+async def test_one_newcomer_cannot_take_both_places_of_a_donor() -> None:
     """One that opened stream after stream, and never said that the weights had come, kept others from joining."""
     donor = Donor(lambda: State(30, 3, [torch.randn(1000)]), Proven())
-    full = []
-    for name in ("greedy", "greedy", "greedy", "newcomer"):
-        ours, theirs = await stream_pair()
-        theirs.remote = name
-        thread.background(donor.serve(theirs))
-        await ours.send(StateRequest(), 5)
-        full.append(isinstance(await ours.receive(STATE_ANSWER, 5), DonorFull))
-    assert full == [False, True, True, False]
+    came = [await come(donor, name) for name in ("greedy", "greedy", "greedy", "newcomer")]
+    assert [isinstance(answer, DonorFull) for *_, answer in came] == [False, True, True, False]
