@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from peer.config.schema import RendezvousConfig, SwarmRunConfig
+from peer.config.schema import SwarmRunConfig
 from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.settings import NodeSettings
@@ -34,8 +34,6 @@ class Peer:
         initial: tuple[str, ...],
         *,
         grouping: Grouping = Grouping.PAIR,
-        equal: bool = False,
-        settings: RendezvousConfig | None = None,
         snapshot: Callable[[], State] | None = None,
         tokens_per_step: float = 0.0,
         config: str = "c",
@@ -53,9 +51,9 @@ class Peer:
         self.node.start()
         self.presence = Presence(
             self.node,
-            SwarmRunConfig(inner_steps=100, rendezvous=settings or RendezvousConfig()),
+            SwarmRunConfig(inner_steps=100),
             grouping=grouping,
-            equal_replicas=equal,
+            equal_replicas=False,
             training=LoopContext(self.progress, self.stop),
             counters=self,
             step=lambda: self.round * STEPS,

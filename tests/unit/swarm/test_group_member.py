@@ -138,6 +138,16 @@ async def test_a_leader_that_lets_a_member_in_at_no_boundary_leads_it_no_longer(
         answer.cancel()
 
 
+def test_who_has_made_a_round_fail_does_not_lead_its_repetition() -> None:
+    group = Group()
+    matchmaking = GroupMatchmaking(group.context, 600.0, equal=True)
+    for peer_id in "AB":
+        matchmaking._known.learn(Seat(peer_id, peer_id.lower()))
+    matchmaking.avoid("A", offence=False)
+    leader = matchmaking._known.leader()
+    assert leader is not None and leader.peer_id == "B"
+
+
 OTHER_LEADER = OtherLeader(seat=Seat("nobody", "nobody"))
 NOT_OURS = Roster(token="x", members=[Seat("A", "a"), Seat("B", "b")], round=3, phase=1.0)
 
