@@ -88,17 +88,11 @@ async def test_ones_own_message_above_the_cap_is_not_sent() -> None:
 
 
 @pytest.mark.parametrize("reading", ["message", "bytes"])
-def test_silence_ends_at_the_deadline(thread: LoopThread, reading: str) -> None:
-    async def wait() -> None:
-        _one, two = await stream_pair()
-        if reading == "message":
-            await two.receive(Hello, 0.2)
-        else:
-            await two.read_into(memoryview(bytearray(8)), 0.2)
-
+async def test_silence_ends_at_the_deadline(reading: str) -> None:
+    _one, two = await stream_pair()
     began = clock.monotonic()
     with pytest.raises(TimeoutError):
-        thread.call(wait(), 5)
+        await (two.receive(Hello, 0.2) if reading == "message" else two.read_into(memoryview(bytearray(8)), 0.2))
     assert clock.monotonic() - began == took(0.2)
 
 
@@ -124,15 +118,12 @@ async def test_who_sends_the_last_message_waits_for_the_others_end_and_no_longer
     assert clock.monotonic() - began == took(0.5)
 
 
-def test_a_reader_that_never_reads_ends_the_writer_at_its_deadline(thread: LoopThread) -> None:
-    async def write() -> None:
-        one, _two = await stream_pair()
-        for _ in range(100):
-            await one.write(bytes(1 << 20), 0.3)
-
+async def test_a_reader_that_never_reads_ends_the_writer_at_its_deadline() -> None:
+    one, _two = await stream_pair()
     began = clock.monotonic()
     with pytest.raises(TimeoutError):
-        thread.call(write(), 10)
+        for _ in range(100):
+            await one.write(bytes(1 << 20), 0.3)
     assert clock.monotonic() - began == took(0.3)
 
 

@@ -25,7 +25,7 @@ from peer.swarm.pairing.candidate_order import MANY_DECLINE
 from peer.swarm.pairing.matchmaking import PairMatchmaking
 from peer.swarm.pairing.proposals import Proposals
 from tests.unit.parts import context_of, member_record
-from tests.unit.virtual import run, stream_pair, virtual_time
+from tests.unit.virtual import stream_pair, virtual_time
 
 
 def training(node: Any, members: Any = None, *, phase_seconds: float, steps_left: int = 10) -> SwarmContext:
@@ -50,62 +50,45 @@ def proposals_of(context: SwarmContext, round: int = 0) -> Proposals:
 
 
 @pytest.mark.parametrize("step", ["end_run", "end_swaps"])
-def test_who_has_made_its_last_inner_step_or_swap_calls_off_the_meeting_of_before(step: str) -> None:
+async def test_who_has_made_its_last_inner_step_or_swap_calls_off_the_meeting_of_before(step: str) -> None:
     """The one was agreed with a peer that may still train, and whose contribution would not be the plain mean's; to the
     other one this peer would not come.
     """
-    with virtual_time():
-        thread = LoopThread()
-        mine, theirs = thread.call(stream_pair(), 5)
-        context = context_of(on_this_loop(), Mock())
-        boundary = context.boundary
-
-        async def work() -> None:
-            agreement = Agreement(context)
-            agreement.commit(mine, "partner", Accept(eta=1.0), 1.0)
-            meeting: Any = agreement.meeting
-            await getattr(agreement, step)()
-            assert (boundary.run_ended, boundary.swaps_ended) == (step == "end_run", step == "end_swaps")
-            assert agreement.meeting is None
-            assert meeting.came.result() is False
-            try:
-                await theirs.receive(PartnerReady, 5)
-            except StreamLost:
-                return
-            raise AssertionError("the partner does not learn it")
-
-        thread.call(work(), 20)
-        thread.close()
+    mine, theirs = await stream_pair()
+    context = context_of(on_this_loop(), Mock())
+    agreement, boundary = Agreement(context), context.boundary
+    agreement.commit(mine, "partner", Accept(eta=1.0), 1.0)
+    meeting: Any = agreement.meeting
+    await getattr(agreement, step)()
+    assert (boundary.run_ended, boundary.swaps_ended) == (step == "end_run", step == "end_swaps")
+    assert agreement.meeting is None
+    assert meeting.came.result() is False
+    with pytest.raises(StreamLost):
+        await theirs.receive(PartnerReady, 5)
 
 
 @pytest.mark.parametrize(("avoided", "off"), [("B", True), ("C", False)])
-def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(avoided: str, off: bool) -> None:
+def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(thread: LoopThread, avoided: str, off: bool) -> None:
     """A merge may be undone after its partner was found again for the next boundary. One with another peer stays, until
     it is called off.
     """
-    with virtual_time():
-        thread = LoopThread()
-        mine, theirs = thread.call(stream_pair(), 5)
-        context = context_of(thread, Mock())
-        matchmaking = PairMatchmaking(context, RendezvousConfig(), Origin())
+    mine, theirs = thread.call(stream_pair(), 5)
+    context = context_of(thread, Mock())
+    matchmaking = PairMatchmaking(context, RendezvousConfig(), Origin())
 
-        async def agree() -> None:
-            matchmaking._agreement.commit(mine, "partner", Accept(eta=1.0), 1.0)
+    async def agree() -> None:
+        matchmaking._agreement.commit(mine, "partner", Accept(eta=1.0), 1.0)
 
-        async def told() -> None:
-            with pytest.raises(StreamLost):
-                await theirs.receive(PartnerReady, 5)
-
-        thread.call(agree(), 5)
-        matchmaking.avoid(avoided, offence=True)
+    thread.call(agree(), 5)
+    matchmaking.avoid(avoided, offence=True)
+    clock.sleep(1.0)
+    assert context.backoff.avoided(avoided) and (matchmaking._agreement.meeting is None) is off
+    if not off:
+        matchmaking.call_off("another state replaces this one")
         clock.sleep(1.0)
-        assert context.backoff.avoided(avoided) and (matchmaking._agreement.meeting is None) is off
-        if not off:
-            matchmaking.call_off("another state replaces this one")
-            clock.sleep(1.0)
-            assert matchmaking._agreement.meeting is None
-        thread.call(told(), 20)
-        thread.close()
+        assert matchmaking._agreement.meeting is None
+    with pytest.raises(StreamLost):
+        thread.call(theirs.receive(PartnerReady, 5), 20)
 
 
 def test_an_error_does_not_end_what_a_peer_does_in_the_background(thread: LoopThread) -> None:
@@ -136,26 +119,20 @@ def test_an_error_does_not_end_what_a_peer_does_in_the_background(thread: LoopTh
 
 
 @pytest.mark.parametrize(("eta", "waited"), [(25.0, 0.0), (9.0, 1.5 * 9.0 + 2.0)])
-def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(
+async def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(
     eta: float, waited: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A boundary came earlier than announced: the wait was three phases, and could pass the deadline of the round."""
-
-    async def meet() -> tuple[float, list[str]]:
-        ours, theirs = await stream_pair()
-        context, avoided = training(Mock(proven={ours.remote}), phase_seconds=10.0), list[str]()
-        context.boundary.here = True
-        matchmaking = PairMatchmaking(context, RendezvousConfig(), Origin())
-        matchmaking.avoid = lambda peer_id, **_: avoided.append(peer_id)  # type: ignore[method-assign]
-        began = clock.monotonic()
-        assert await matchmaking._partner_of(Meeting(ours, "b", eta, 0.0), 0.0) is None
-        assert theirs is not None
-        return clock.monotonic() - began, avoided
-
     caplog.set_level("INFO", logger=LOGGER)
-    seconds, avoided = run(meet())
+    ours, _theirs = await stream_pair()
+    context, avoided = training(Mock(proven={ours.remote}), phase_seconds=10.0), list[str]()
+    context.boundary.here = True
+    matchmaking = PairMatchmaking(context, RendezvousConfig(), Origin())
+    matchmaking.avoid = lambda peer_id, **_: avoided.append(peer_id)  # type: ignore[method-assign]
+    began = clock.monotonic()
+    assert await matchmaking._partner_of(Meeting(ours, "b", eta, 0.0), 0.0) is None
     assert "round=1" in caplog.text, "the number that the round has in the line of its end"
-    assert seconds == pytest.approx(waited, abs=0.3) and bool(avoided) == bool(waited)
+    assert clock.monotonic() - began == pytest.approx(waited, abs=0.3) and bool(avoided) == bool(waited)
 
 
 @pytest.mark.parametrize(
@@ -168,32 +145,25 @@ def test_a_partner_that_comes_more_than_a_phase_later_is_not_waited_for(
         ("call_off", 2.0, True, False),
     ],
 )
-def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
+async def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
     step: str, announced: float, here: bool, off: bool
 ) -> None:
     """The partner waited for it, and took it for one that does not come. One for the next boundary stays, unless
     another state replaces this one; so does one of the boundary before, at which the partner is still awaited.
     """
-    with virtual_time():
-        thread = LoopThread()
-        mine, theirs = thread.call(stream_pair(), 5)
-        context = training(on_this_loop(), phase_seconds=20.0)
-
-        async def work() -> None:
-            agreement = Agreement(context)
-            agreement.commit(mine, "partner", Accept(eta=1.0), announced)
-            await asyncio.sleep(2.0)
-            context.boundary.here = here
-            goes_off = agreement.postpone if step == "postpone" else lambda: agreement.call_off("late")
-            await goes_off()
-            assert (agreement.meeting is None) is off
-            if off:
-                with pytest.raises(StreamLost):
-                    await theirs.receive(PartnerReady, 5)
-            await goes_off()
-
-        thread.call(work(), 20)
-        thread.close()
+    mine, theirs = await stream_pair()
+    context = training(on_this_loop(), phase_seconds=20.0)
+    agreement = Agreement(context)
+    agreement.commit(mine, "partner", Accept(eta=1.0), announced)
+    await asyncio.sleep(2.0)
+    context.boundary.here = here
+    goes_off = agreement.postpone if step == "postpone" else lambda: agreement.call_off("late")
+    await goes_off()
+    assert (agreement.meeting is None) is off
+    if off:
+        with pytest.raises(StreamLost):
+            await theirs.receive(PartnerReady, 5)
+    await goes_off()
 
 
 @pytest.mark.parametrize(
@@ -257,7 +227,7 @@ def test_who_has_made_its_last_step_is_at_its_boundary_unless_a_swap_of_its_runs
         (StreamLost("connection refused"), True, False, True, False),
     ],
 )
-def test_who_does_not_answer_is_asked_last_and_given_up_if_nothing_else_comes_from_it(
+async def test_who_does_not_answer_is_asked_last_and_given_up_if_nothing_else_comes_from_it(
     failure: Exception, heard: bool, silent: bool, forgotten: bool, hung_up: bool
 ) -> None:
     node, members = Mock(), Mock()
@@ -267,13 +237,9 @@ def test_who_does_not_answer_is_asked_last_and_given_up_if_nothing_else_comes_fr
     async def ask(*_: Any) -> None:
         raise failure
 
-    async def propose() -> Proposals:
-        proposals = proposals_of(context)
-        proposals._ask = ask  # type: ignore[method-assign]
-        await proposals._propose(member_record("other"))
-        return proposals
-
-    proposals = asyncio.run(propose())
+    proposals = proposals_of(context)
+    proposals._ask = ask  # type: ignore[method-assign]
+    await proposals._propose(member_record("other"))
     assert bool(proposals._order._silent) is silent
     assert (members.forget.called, node.hang_up.called) == (forgotten, hung_up)
 
