@@ -30,13 +30,7 @@ from dht_bootstrap import owner as book
 from peer import clock
 from peer.errors import RunError, UserError
 from peer.p2p import identity
-from peer.p2p.admission.dht_rules import (
-    CERTIFICATE_CAP,
-    REVOCATIONS,
-    Authority,
-    _certificate,
-    decode_revocations,
-)
+from peer.p2p.admission.dht_rules import CERTIFICATE_CAP, REVOCATIONS, Authority, _certificate, decode_revocations
 from peer.p2p.admission.gate import Gate
 from peer.p2p.admission.invitation import Admission, Certificate, Owner, Revocations, accept, invite
 from peer.p2p.dht.authors import Author, owner_of_subkey, peer_id_of

@@ -19,14 +19,7 @@ from peer.rounds.transfer_rule import CATCH_UP_LEAST
 from peer.rounds.types import Group, Seat
 from peer.swarm.grouping import leader
 from peer.swarm.grouping.leader import GroupLeader, JoinedMember
-from peer.swarm.grouping.messages import (
-    LEADER_MESSAGE,
-    JoinGroup,
-    MemberReady,
-    OutOfDate,
-    Roster,
-    WaitFor,
-)
+from peer.swarm.grouping.messages import LEADER_MESSAGE, JoinGroup, MemberReady, OutOfDate, Roster, WaitFor
 from tests.unit.parts import context_of
 from tests.unit.virtual import LATENCY, NOTHING, stream_pair, took
 from tests.unit.virtual import run as in_virtual_time

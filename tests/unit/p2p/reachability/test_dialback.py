@@ -26,14 +26,7 @@ from peer.p2p.daemon import Daemon
 from peer.p2p.reachability import decide as module
 from peer.p2p.reachability import dialback, tls_probe
 from peer.p2p.reachability.decide import Reachability, decide
-from peer.p2p.reachability.dialback import (
-    AT_ONCE,
-    Answer,
-    Busy,
-    DialBack,
-    Heard,
-    ask,
-)
+from peer.p2p.reachability.dialback import AT_ONCE, Answer, Busy, DialBack, Heard, ask
 from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
 from peer.p2p.stream import Stream, StreamLost
 from tests.unit.virtual import line, took
