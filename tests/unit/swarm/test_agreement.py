@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from typing import Any, cast
 from unittest.mock import Mock
@@ -15,12 +16,12 @@ from peer.logs import LOGGER
 from peer.p2p.event_loop import RESTART_SECONDS, LoopThread
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.progress import Progress
-from peer.swarm.context import BoundaryClock, SwarmContext
+from peer.swarm.context import BoundaryClock, Decline, SwarmContext
 from peer.swarm.directory.directory import KEPT_NAMES, Members
 from peer.swarm.directory.reader import Entry
 from peer.swarm.grouping.matchmaking import GroupMatchmaking
 from peer.swarm.healing import Origin
-from peer.swarm.pairing.agreement import Accept, Agreement, Meeting, PartnerReady, Propose
+from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, Agreement, Meeting, PartnerReady, Propose
 from peer.swarm.pairing.candidate_order import MANY_DECLINE
 from peer.swarm.pairing.matchmaking import PairMatchmaking
 from peer.swarm.pairing.proposals import Proposals
@@ -293,6 +294,46 @@ async def test_an_answer_that_comes_after_another_state_was_asked_for_leads_to_n
     proposal = Propose(name="me", round=0, eta=1.0, phase=10.0)
     proposals._consider(Accept(eta=1.0), proposal, mine, "bob")
     assert theirs is not None and (proposals._agreement.meeting is None) is asked
+
+
+def nobody() -> Members:
+    """A directory without records."""
+    return Members(Mock(), "run", Mock())
+
+
+async def answered(proposals: Proposals, remote: str, eta: float, phase: float = 10.0) -> Accept | Decline:
+    """What ``remote`` is told, which proposes to meet in ``eta`` seconds."""
+    mine, theirs = await stream_pair()
+    mine.remote = remote
+    proposals._context.node.background(proposals.answer(mine))
+    await theirs.send(Propose(name=remote, round=0, eta=eta, phase=phase), 5)
+    return await theirs.receive(PROPOSAL_ANSWER, 5)
+
+
+@pytest.mark.parametrize(("eta", "phase"), [(1e7, 1e7), (50.0, 10.0), (10.0, 1e-6)])
+async def test_a_time_far_from_ones_own_is_declined(eta: float, phase: float) -> None:
+    reply = await answered(proposals_of(training(on_this_loop(), nobody(), phase_seconds=10.0)), "liar", eta, phase)
+    assert isinstance(reply, Decline) and "apart" in reply.reason
+
+
+async def test_of_several_proposals_one_is_a_meeting() -> None:
+    proposals = proposals_of(training(on_this_loop(), nobody(), phase_seconds=10.0))
+    replies = await asyncio.gather(*(answered(proposals, "liar", 10.0) for _ in range(5)))
+    assert sum(isinstance(reply, Accept) for reply in replies) == 1
+
+
+async def test_who_is_ready_after_its_meeting_was_given_up_is_met_no_more() -> None:
+    """Else it would be a group in the next round."""
+    mine, theirs = await stream_pair()
+    agreement = Agreement(training(on_this_loop(), phase_seconds=10.0))
+    agreement.commit(mine, "late", Accept(eta=1.0), 1.0)
+    meeting: Any = agreement.meeting
+    agreement.cancel(meeting)
+    agreement.end_round()
+    with contextlib.suppress(StreamLost):
+        await theirs.send(PartnerReady(), 5)
+    await asyncio.sleep(1.0)
+    assert meeting.came.result() is False and agreement.meeting is None
 
 
 def test_members_that_were_never_met_are_asked_last_after_rounds_in_which_they_have_declined() -> None:
