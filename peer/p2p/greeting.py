@@ -130,7 +130,7 @@ async def _greeted(node: Node, greeting: Greeting, peer_id: str, protocol: str, 
     stream = await node.open(peer_id, protocol, addresses)
     try:
         await stream.send(greeting, MESSAGE_TIMEOUT)
-    except (TimeoutError, StreamLost):
+    except BaseException:  # also when the caller is cancelled: nobody else knows this stream yet
         stream.close()
         raise
     return stream

@@ -59,7 +59,7 @@ class Gate:
         stream.gate = self.check
         try:
             await self.show(stream)
-        except (TimeoutError, StreamLost):
+        except BaseException:  # also when the caller is cancelled: nobody else knows this stream yet
             stream.close()
             raise
 

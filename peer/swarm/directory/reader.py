@@ -113,7 +113,8 @@ class Reader:
                 if known is None or known.expires < entry.expires:
                     self.known[entry.record.peer_id] = entry
             self.kept = {key: until for key, until in list(self.kept.items()) if until > now}
-            self.known = {key: entry for key, entry in self.known.items() if entry.expires > now or key in self.kept}
+            entries = list(self.known.items())  # the training thread may forget one meanwhile
+            self.known = {key: entry for key, entry in entries if entry.expires > now or key in self.kept}
         return {bucket: sum(entry.is_live(now) for entry in entries) for bucket, entries in found.items()}
 
     async def _read(self, bucket: Bucket, asked: int) -> list[Any]:

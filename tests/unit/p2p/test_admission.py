@@ -142,10 +142,11 @@ async def test_nothing_is_heard_from_who_does_not_show_a_certificate() -> None:
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("ends", ["by the owner's list", "with the time"])
-async def test_open_streams_end_with_the_invitation(ends: str) -> None:
+async def test_open_streams_end_with_the_invitation(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those on which a peer shows no certificate, as the circuits that a relay joins."""
     now = [1000.0]
-    it = Admission(OWNER.public, OWN, now=lambda: now[0])
+    monkeypatch.setattr(clock, "unix", lambda: now[0])
+    it = admission()
     gate, streams = Gate(it), []
     for name, expires, shows in ((OTHER, 2000.0, True), (OTHER, 2000.0, False), (PEER, 3000.0, True)):
         caller, called = await stream_pair()

@@ -17,7 +17,7 @@ from peer import __version__, clock
 from peer.config.digest import canonical
 from peer.config.schema import InnerConfig, RunConfig
 from peer.p2p.event_loop import LoopThread
-from peer.p2p.greeting import WIRE_VERSION, Greeting, MemberIdentity
+from peer.p2p.greeting import WIRE_VERSION, Greeting, MemberIdentity, refusal_of
 from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Message, Refusal, Refused, Stream, StreamLost
 from tests.unit.virtual import run, stream_pair, took
 
@@ -142,3 +142,24 @@ def test_a_caller_that_says_nothing_is_given_up(thread: LoopThread) -> None:
     heard, ended = thread.call(conversation(ME, b"", patience=60.0), 60)
     assert isinstance(heard, StreamLost) and ended.startswith("TimeoutError")
     assert clock.monotonic() - began == took(MESSAGE_TIMEOUT)
+
+
+async def test_a_caller_that_is_cancelled_while_it_greets_leaves_no_stream_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, _ = await stream_pair()
+
+    class Opener:
+        async def open(self, *_: object) -> Stream:
+            return stream
+
+    async def blocked(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(stream, "send", blocked)
+    opener: Any = Opener()
+    asking = asyncio.ensure_future(refusal_of(opener, ME.greeting, "QmA", "noloco/meet", ()))
+    await asyncio.sleep(1)
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled() and stream.closed

@@ -90,6 +90,23 @@ def test_a_member_that_is_dropped_while_its_name_is_looked_up_costs_the_training
     assert members.name_of("QmB") == record.name
 
 
+async def test_a_member_that_is_dropped_while_records_are_read_ends_no_look() -> None:
+    """The training thread drops a donor that does not answer."""
+
+    class Dropping(float):
+        """The end of a record; another member is dropped when it is looked at."""
+
+        def __gt__(self, now: float) -> bool:
+            members.forget("QmC")
+            return True
+
+    node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", anchors=list, dht=None)
+    members = Members(node, "demo", lambda: member_record("QmA"))
+    members.known = {name: Entry(member_record(name), Dropping()) for name in ("QmB", "QmC", "QmD")}
+    await members._take_in([], 1)
+    assert {"QmB", "QmD"} <= members.known.keys()
+
+
 @pytest.mark.parametrize("seconds", [SUSPENDED_SECONDS / 2, 3600.0])
 async def test_a_machine_that_falls_asleep_while_the_directory_is_read_has_slept(
     seconds: float, monkeypatch: pytest.MonkeyPatch
@@ -102,10 +119,10 @@ async def test_a_machine_that_falls_asleep_while_the_directory_is_read_has_slept
     woken, now = list[float](), clock.unix
     members = Members(node, "demo", lambda: member_record("QmA"), woken.append)
 
-    async def falls_asleep() -> None:
+    async def falls_asleep(_: int) -> None:
         patched.setattr(clock, "unix", lambda: now() + seconds)
 
-    members._look, members._tell, members._get_to_know = falls_asleep, nothing, nothing  # type: ignore[method-assign]
+    members.look, members._tell, members._get_to_know = falls_asleep, nothing, nothing  # type: ignore[method-assign]
     with monkeypatch.context() as patched:
         announcing = asyncio.ensure_future(members._keep_announcing())
         await asyncio.sleep(2 * WAITING_SECONDS)

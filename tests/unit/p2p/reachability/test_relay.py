@@ -156,7 +156,7 @@ async def test_others_are_told_a_number_of_the_relay_where_there_is_one(
         return stream
 
     slots = Reservations(open_stream, [f"{it}/p2p/QmSome" for it in relays])
-    slots.start(lambda work: network.tasks.append(asyncio.ensure_future(work)), 1)
+    slots.start(asyncio.ensure_future, 1)
     assert await slots.first(5)
     assert slots.places == [f"{told}/p2p/QmSome/p2p-circuit"]
 
@@ -336,7 +336,7 @@ async def test_reservations_are_given_back_and_made_again() -> None:
     slots.stop()
     await asyncio.sleep(0.1)
     assert not slots.places and not network.relay._slots and not await slots.first(30)
-    slots.start(lambda work: network.tasks.append(asyncio.ensure_future(work)), reservations.RELAYS)
+    slots.start(asyncio.ensure_future, reservations.RELAYS)
     assert await slots.first(5) and len(slots.places) == 1 and len(network.relay._slots) == 1
 
 
@@ -354,7 +354,7 @@ async def test_a_relay_that_is_full_is_replaced_by_another_and_asked_again(monke
 
     kept = Reservations(open_stream, ["/ip4/45.1.2.3/tcp/31337/p2p/QmFirst"])
     kept._others = lambda: ["/ip4/45.1.2.4/tcp/31337/p2p/QmMember"]
-    kept.start(lambda work: network.tasks.append(asyncio.ensure_future(work)), 1)
+    kept.start(asyncio.ensure_future, 1)
     assert await kept.first(5)
     assert kept.places == ["/ip4/45.1.2.4/tcp/31337/p2p/QmMember/p2p-circuit"]
     full = False
