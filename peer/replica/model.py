@@ -84,6 +84,8 @@ def embedding_count(model: nn.Module) -> int:
 
 def outline(run: RunConfig) -> nn.Module:
     """The run's model without weights, on the meta device: layers, names, shapes and which parameters are trained."""
+    from transformers import masking_utils  # noqa: F401 - it computes as it loads, which the meta device cannot
+
     with torch.device("meta"):
         return untrained(run)
 

@@ -354,3 +354,20 @@ def test_the_hub_says_no_in_one_line_of_a_new_process(hub: str, tmp_path: Path) 
     assert done.returncode == 2, done.stderr
     assert "is gated: accept its terms on its page, then set HF_TOKEN" in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_what_transformers_computes_as_it_loads_is_not_on_the_meta_device() -> None:
+    """With torch 2.6 ``show-config`` and ``check`` of a configuration ended in a traceback."""
+    code = (
+        "import sys, torch\n"
+        "from peer.config.schema import RunConfig\n"
+        "from peer.replica import model\n"
+        "class Look:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        assert name != 'transformers.masking_utils' or torch.empty(0).device.type == 'cpu'\n"
+        "sys.meta_path.insert(0, Look())\n"
+        "assert 'transformers.masking_utils' not in sys.modules\n"
+        "model.outline(RunConfig())\n"
+        "assert 'transformers.masking_utils' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
