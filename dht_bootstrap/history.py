@@ -183,8 +183,10 @@ class RunHistory:
 
     def last(self, name: str, now: float) -> EndedRun:
         """What is left of it after its end."""
-        most = self._most().values()
-        peers = [last_peer(it.record, left=it.gone_as == "left", age=now - it.written) for it in most]
+        peers = [  # its clock may be ahead
+            last_peer(it.record, left=it.gone_as == "left", age=max(0.0, now - it.written))
+            for it in self._most().values()
+        ]
         return EndedRun(run=name, age=now - self.ended_at, peers=peers)
 
     def _most(self) -> dict[str, PeerHistory]:

@@ -111,6 +111,13 @@ def test_a_run_that_seemed_to_end_comes_back_whole() -> None:
     assert len(run.peers) == ENDED_PEERS
 
 
+def test_a_member_whose_clock_is_ahead_does_not_hide_the_end_of_its_run() -> None:
+    """Its last record came from the future, so `status` heard of no ended run."""
+    run = seen((0, [entry("a", 0)]), (2, [entry("a", 6, state="left")]))
+    assert run.ended_at == NOW + 2
+    assert [[it.age for it in run.last("demo", NOW + at).peers] for at in (2, 20)] == [[0.0], [14.0]]
+
+
 @pytest.mark.parametrize("order", ["abc", "cba"])
 def test_a_partner_that_is_seen_first_in_the_same_look_is_named(order: str) -> None:
     looks = [(1.0, [entry("a", 1.0)]), (5.0, [entry(it, 5.0, merges=int(it == "a"), partners=("c",)) for it in order])]
