@@ -11,6 +11,8 @@ from pydantic import BaseModel
 
 from peer.config.schema import SwarmRunConfig
 
+LARGEST_TEXT = 16 * 1024  # characters; a run's configuration has 1 to 2 KiB
+
 
 def shared(section: BaseModel) -> dict[str, Any]:
     """``section`` as JSON values without what is local to a machine."""
@@ -45,6 +47,8 @@ def first_difference(mine: str, theirs: str) -> str:
 
 def difference(mine: str, theirs: str, unknown: Collection[str] = ()) -> str:
     """As :func:`first_difference`, without the keys that are ``unknown`` here; empty when no other key differs."""
+    if len(theirs) > LARGEST_TEXT:  # a long key of many others would be written out before each of them
+        return "the swarm's configuration could not be read"
     try:
         ours, other = _flat(json.loads(mine)), _flat(json.loads(theirs))
     except (ValueError, AttributeError, RecursionError):

@@ -19,14 +19,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from peer.config.data import BYTES
-from peer.config.digest import canonical, difference
+from peer.config.digest import LARGEST_TEXT, canonical, difference
 from peer.config.load import chosen_section, explain
 from peer.config.schema import RunConfig, SwarmRunConfig
 from peer.errors import UserError
 
 _BEGIN = "the swarm's configuration is not one of this version"
 _ANOTHER = "the members run another one, or are not honest"
-LARGEST_TEXT = 16 * 1024  # bytes; a run's configuration has 1 to 2 KiB
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 # Above those of any published model and run. A machine's memory is compared later, with a model of these sizes.
 LARGEST = {

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from peer import clock
-from peer.config.digest import digest_of
-from peer.config.received import LARGEST_TEXT
+from peer.config.digest import LARGEST_TEXT, digest_of
 from peer.config.schema import MemberConfig
 from peer.errors import RunError, UserError
 from peer.p2p.addresses import owner_of, place_of

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from peer.config.digest import canonical, digest_of
+from peer.config.digest import LARGEST_TEXT, canonical, digest_of
 from peer.config.files import replacing
-from peer.config.received import LARGEST_TEXT
 from peer.config.schema import Config
 from peer.logs import get_logger
 from peer.p2p.addresses import owner_of

@@ -10,9 +10,9 @@ import pytest
 
 from peer.api.config import OwnRun
 from peer.commands.join.configuration import WANTED
-from peer.config.digest import canonical
+from peer.config.digest import LARGEST_TEXT, canonical
 from peer.config.load import load
-from peer.config.received import LARGEST, LARGEST_TEXT, OwnProgram, received, require_hub_tokenizer
+from peer.config.received import LARGEST, OwnProgram, received, require_hub_tokenizer
 from peer.config.schema import Config, RunConfig
 from peer.errors import UserError
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from peer import clock
-from peer.config.digest import canonical, digest_of
-from peer.config.received import LARGEST_TEXT
+from peer.config.digest import LARGEST_TEXT, canonical, digest_of
 from peer.config.schema import InnerConfig, RunConfig
 from peer.errors import RunError, UserError
 from peer.p2p.event_loop import LoopThread
