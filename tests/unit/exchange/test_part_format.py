@@ -87,6 +87,7 @@ def test_a_blocking_swap_uses_nothing(thread: LoopThread, fault: str) -> None:
     )
     assert other.outcome is not Outcome.MERGED
     assert averaged.outcome in REFUSED[fault], averaged.detail
+    assert (averaged.culprits == ("B",)) == (averaged.outcome is not Outcome.REFUSED or fault == "oversized")
     assert torch.equal(averaged.mean, own)
     assert averaged.bytes_received < 4 * NUMEL
 
@@ -99,6 +100,7 @@ def test_an_overlapped_swap_uses_the_parts_before(thread: LoopThread, fault: str
     before = one.vector.clone()
     averaged, other = both(one, two, (ours, sabotage(theirs, fault)))
     assert averaged.outcome in REFUSED[fault], averaged.detail
+    assert fault != "flipped" or "part 1 does not match" in averaged.detail
     assert other.outcome is not Outcome.MERGED
     assert changed(one, before) == ([] if fault == "oversized" else [0])
 
