@@ -34,6 +34,14 @@ def known(backoff: PeerBackoff, phase_seconds: float = 2.0, patience: float = 60
     return KnownMembers(context, patience)
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time on a clock that stands."""
+    time = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: time[0])
+    return time
+
+
 def group(*others: str) -> Any:
     """All have taken part in a round with this peer."""
     it = known(PeerBackoff())
@@ -101,10 +109,8 @@ def test_who_does_not_lead_believes_no_claim() -> None:
     assert leader(it) == "b"
 
 
-def test_after_a_claim_that_was_believed_in_vain_none_is_believed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_claim_that_was_believed_in_vain_none_is_believed_for_a_while(now: list[float]) -> None:
     """Else each new id would cost a round."""
-    now = [100.0]
-    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     it = group("z")
     for number, seconds in enumerate((MEMBER_BACKOFF, 2 * MEMBER_BACKOFF)):
         it.leadership.ended("me", merged=True)
@@ -139,10 +145,8 @@ def test_who_has_led_a_round_that_failed_leads_again_after_the_others() -> None:
         assert leader(it) == expected
 
 
-def test_who_makes_each_of_its_rounds_fail_leads_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_makes_each_of_its_rounds_fail_leads_ever_more_seldom(now: list[float]) -> None:
     """It led again after a round that had succeeded: every second one failed."""
-    now = [100.0]
-    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     it = group("b")
     for seconds in (MEMBER_BACKOFF, 2 * MEMBER_BACKOFF, 4 * MEMBER_BACKOFF):
         it.learn(Seat("b", "b"))
@@ -172,10 +176,8 @@ def test_leaders_that_let_this_peer_in_at_no_boundary_lead_after_the_others() ->
     assert not it.leadership.grouped
 
 
-def test_who_lets_this_peer_in_at_every_second_boundary_leads_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_lets_this_peer_in_at_every_second_boundary_leads_after_the_others(now: list[float]) -> None:
     """Not for ever: this peer may be late twice in a long run."""
-    now = [100.0]
-    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     it = group("b", "c")
     for expected, pause in ("b", MEMBER_BACKOFF), ("c", MEMORY * MEMBER_BACKOFF), ("b", 0.0):
         it.leadership.ended("", merged=False, declined="b")
@@ -225,9 +227,7 @@ def test_who_has_taken_part_in_no_round_is_waited_for_some_phases_only() -> None
     assert known(PeerBackoff(), patience=5.0).patience("new") == 5.0
 
 
-def test_who_does_not_come_again_and_again_is_left_out_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+def test_who_does_not_come_again_and_again_is_left_out_for_longer(now: list[float]) -> None:
     backoff = PeerBackoff()
     it = known(backoff)
     for expected in (1, 2, 4, 8):
@@ -238,10 +238,8 @@ def test_who_does_not_come_again_and_again_is_left_out_for_longer(monkeypatch: p
         assert not backoff.avoided("new")
 
 
-def test_who_could_not_be_reached_is_asked_again_after_two_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_could_not_be_reached_is_asked_again_after_two_phases(now: list[float]) -> None:
     """Seed 5583: after a split each side left the other out for four, and who came back stayed alone as long."""
-    now = [100.0]
-    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     backoff = PeerBackoff()
     it = known(backoff, phase_seconds=20.0)
     it.avoid("b")
@@ -251,10 +249,8 @@ def test_who_could_not_be_reached_is_asked_again_after_two_phases(monkeypatch: p
     assert not backoff.avoided("b")
 
 
-def test_who_makes_others_wait_in_vain_is_left_out_for_some_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_makes_others_wait_in_vain_is_left_out_for_some_times_as_long(now: list[float]) -> None:
     """Seed 4174: a leader that formed no group was followed for 130 s, and again after 40 s."""
-    now = [100.0]
-    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     backoff = PeerBackoff()
     it = known(backoff)
     it.missed("new", 130.0)
