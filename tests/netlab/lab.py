@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from tests.netlab.plan import Plan
 from tests.netlab.tun import DEVICE
@@ -37,9 +36,7 @@ class Lab:
         self._namespaces: list[int] = json.loads(said)["namespaces"]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         assert self._line.stdin is not None and self._line.stdout is not None
         self._line.stdin.close()
         try:

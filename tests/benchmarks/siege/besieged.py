@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -57,7 +56,7 @@ class Besieged:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.swarm.end()
 
     def attack(self, name: str, seconds: float) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 import pytest
 from hivemind.p2p import PeerID
@@ -24,14 +22,9 @@ from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.backoff import Proven
 from tests.unit.virtual import line
 
-T = TypeVar("T")
 HOLDER, CALLER = "QmYbAnMcVeRLg6kmQ1Z4XT2Q4aBH3VTsd3GRYc7HZoFSer", "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ"
 # as go-libp2p writes it: kind CONNECT, a peer with the 34 bytes of an id
 CONNECT = bytes.fromhex("08011224") + b"\x0a\x22" + PeerID.from_base58(HOLDER).to_bytes()
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(work, 20))
 
 
 async def pair(remote: str, other: str) -> tuple[Stream, Stream]:
@@ -47,7 +40,7 @@ def parsed(data: bytes) -> tuple[int, bytes]:
         reader.feed_eof()
         return await circuit_messages.read_hop(reader)
 
-    return run(read())
+    return asyncio.run(read())
 
 
 def test_a_call_is_read_as_libp2p_writes_it() -> None:
