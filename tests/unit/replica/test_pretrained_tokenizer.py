@@ -6,7 +6,6 @@ import logging
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -98,7 +97,7 @@ def test_one_that_cannot_be_loaded_is_the_error_that_it_is_anyway(folder: Path, 
 def test_check_has_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     from peer.commands.check import runner, training
 
-    monkeypatch.setattr(runner, "topics", lambda config, *_: (("tokenizer", partial(training.tokenizer, config)),))
+    monkeypatch.setattr(runner, "topics", lambda config, *_: (("tokenizer", training.tokenizer(config)),))
     own = bpe(folder)
 
     def found(tokenizer: TokenizerConfig | None) -> list[Finding]:
