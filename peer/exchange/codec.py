@@ -67,9 +67,6 @@ class Codec(ABC):
     def meet(self, expects: float) -> None:  # noqa: B027
         """The partner's :attr:`expects` has come; before any part is encoded."""
 
-    def end_run(self) -> None:  # noqa: B027
-        """No inner step follows: what comes is the plain mean of two peers (outer/noloco.py)."""
-
     def end_round(self, merged: bool, *, whole: bool = False) -> None:  # noqa: B027
         """A round ends. ``merged``: the partner's parts are verified and used. ``whole``: they are verified."""
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from peer.config.schema import CodecName
-from peer.exchange.codec import BITS, BLOCK, BLOCK_BYTES, Buffer, Cast, Codec
+from peer.exchange.codec import BLOCK, BLOCK_BYTES, Buffer, Cast, Codec
 from peer.logs import fields, get_logger
 from peer.rounds.contribution import host_vector
 
@@ -59,9 +59,10 @@ class Modulo(Codec):
     learns: ClassVar[bool] = True
 
     def __init__(self, name: Literal["int8", "int4"], numel: int) -> None:
-        self.sends = name
-        self._use(name)
+        self._name: CodecName = name
+        self.sends, self.understands = self._name, (name, "fp16")
         self._exact = Cast("fp16")
+        self._levels = 2.0 ** (8 if name == "int8" else 4)
         self._reach = host_vector(-(-numel // BLOCK)).zero_()
         self._seen = torch.zeros_like(self._reach)
         self._known = False
@@ -69,15 +70,6 @@ class Modulo(Codec):
         self._wider = 1.0  # for all blocks
         self._partner = 1.0  # for all blocks in this round: a partner that was alone for longer expects more
         self._too_far = 0
-
-    def _use(self, name: Literal["int8", "int4"]) -> None:
-        self._name, self.understands = name, (name, "fp16")
-        self._levels = 2.0 ** BITS[name]
-
-    def end_run(self) -> None:
-        """4 bits from now on: what they lose is a small share of a distance that each plain mean halves."""
-        self._use("int4")
-        self.sends = "fp16" if self.sends == "fp16" else "int4"
 
     def begin(self) -> bool:
         self._seen.copy_(self._reach)
@@ -182,11 +174,6 @@ def _blocks(part: Tensor) -> Tensor:
     """``[n, BLOCK]``, padded with zeros; the same memory where nothing is to be padded."""
     missing = -len(part) % BLOCK
     return (functional.pad(part, (0, missing)) if missing else part).view(-1, BLOCK)
-
-
-def last_codec(name: CodecName) -> CodecName:
-    """The codec of the swaps after a run's last inner step, where ``name`` is that of those before."""
-    return "int4" if name == "int8" else name
 
 
 def codec_named(name: CodecName, numel: int) -> Codec:

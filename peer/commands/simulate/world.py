@@ -81,7 +81,6 @@ class World:
         """The swaps after the last inner step. Replicas that end at another time are not waited for."""
         for replica in replicas:
             replica.pairwise.end_run()
-            replica.codec.end_run()
             replica.rollback.training_ended()
         swaps = {it: last_swaps(len(replicas), it.last_outcome is Outcome.MERGED) for it in replicas}
         for left in range(max(swaps.values()), 0, -1):

@@ -73,10 +73,6 @@ class PairProtocol:
     def __post_init__(self) -> None:
         """What one kind of swap needs besides."""
 
-    def end_run(self) -> None:
-        """No inner step follows: from now on this peer meets only others whose run has ended."""
-        self.codec.end_run()
-
     def _swap(self, group: Group, encode: Encode, receive: Receive, mean: Tensor) -> Averaged:
         """Swap with the partner in ``group``. ``mean``: the mean of the result."""
         (link,) = group.links

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 from peer import clock
 from peer.config.schema import SwarmRunConfig
-from peer.exchange.pair.protocol import PairProtocol
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
-from peer.rounds.contribution import Averaged, Exchange
+from peer.rounds.contribution import Averaged
 from peer.rounds.pairing_rule import last_swaps
 from peer.rounds.progress import Progress, phase_steps
 from peer.rounds.types import Outcome
@@ -37,7 +36,6 @@ class Boundary(ABC):
     reporter: Reporter
     resources: Resources
     phase_length: PhaseLength
-    exchange: Exchange | PairProtocol
     validation: Validation | None = field(default=None, kw_only=True)  # to check weights that others gave
 
     def __post_init__(self) -> None:
@@ -84,9 +82,7 @@ class Boundary(ABC):
         self.judge()
 
     def _merge_at_the_end(self, outer: NoLoCo) -> None:
-        assert isinstance(self.exchange, PairProtocol), "chosen with the method"
         outer.end_run()
-        self.exchange.end_run()
         self.presence.matchmaking.end_run()
         self.rollback.training_ended()
         for _ in range(last_swaps(self.presence.matchmaking.last_partners() + 1, self._merged)):

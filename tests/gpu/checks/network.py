@@ -162,7 +162,6 @@ class Replay:
         steps = row["step"] - replica.state.inner.step
         if not steps:
             replica.pairwise.end_run()
-            replica.codec.end_run()
         replica.train(steps)
         return replica
 

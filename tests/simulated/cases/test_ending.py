@@ -47,9 +47,6 @@ def test_eight_peers_that_end_together_come_together(kind: Kind, monkeypatch: py
         assert not world.run().violations
         close = spread(world)
         swaps = [last_swaps(world, number) for number in range(8)]
-        usual = {row["bytes_sent"] for peer in world.peers for row in world.rounds(peer)[2:4]}
-    sent = [row["bytes_sent"] for rows in swaps for row in rows if row["outcome"] == "merged"]
-    assert max(sent) < 0.7 * min(usual), "4 bits an element for 8: they halve the distance as well"
     merged = [[row["partner"] for row in rows if row["outcome"] == "merged"] for rows in swaps]
     assert all(len(partners) == len(set(partners)) <= 2 for partners in merged), "each is met once"
     assert sum(map(len, merged)) >= 14, merged

@@ -12,7 +12,7 @@ from torch import Tensor
 from peer.config import schema
 from peer.config.schema import CodecName
 from peer.exchange.codec import BLOCK, Codec, size
-from peer.exchange.modulo import MARGIN, WIDEN, Modulo, codec_named, last_codec
+from peer.exchange.modulo import MARGIN, WIDEN, Modulo, codec_named
 
 NAMES: tuple[CodecName, ...] = schema.CODECS["noloco"]
 MODULO: tuple[CodecName, ...] = ("int8", "int4")
@@ -277,34 +277,3 @@ def test_the_bits_of_a_part_are_fixed(name: CodecName, sent: str, received: str,
     assert (bits(data), bits(decoded(data))) == (sent, received)
     data[3] ^= 1  # the check of the first block
     assert bits(decoded(data)) == damaged
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_after_the_last_inner_step_a_swap_sends_half_of_int8_and_brings_two_peers_as_near(name: CodecName) -> None:
-    """Of their squared distance 4% at most remain; a mean of two leaves half of that of all replicas anyway."""
-    pair = make(name)
-    for seed in range(4):
-        round_trip(pair, 1.0, seed=seed)
-    for codec in pair:
-        codec.end_run()
-        assert codec.sends == last_codec(name) in codec.understands
-        assert len(codec.encode(0, torch.zeros(5000))) == size(last_codec(name), 5000)
-    one, two, *_ = two_peers(5000, 1.0, seed=5)
-    means = [
-        (own + swap(sender, receiver, theirs, own)) / 2
-        for sender, receiver, theirs, own in ((pair[1], pair[0], two, one), (pair[0], pair[1], one, two))
-    ]
-    assert float((means[0] - means[1]).norm()) < 0.2 * float((one - two).norm())
-    assert size(last_codec("int8"), 5000) < 0.52 * size("int8", 5000)
-
-
-def test_a_peer_whose_reaches_are_unknown_sends_fp16_after_the_last_inner_step_too() -> None:
-    one, two = make("int8")
-    round_trip((one, two), 1.0)
-    far = torch.full((5000,), 9.0)
-    one.begin()
-    swap(two, one, far, torch.zeros(5000))
-    one.end_round(True)
-    assert one.sends == "fp16"
-    one.end_run()
-    assert one.sends == "fp16" and "fp16" in one.understands

@@ -18,9 +18,7 @@ import peer.swarm.presence
 from peer import clock
 from peer.config.load import load
 from peer.errors import RunError
-from peer.exchange.codec import Cast
 from peer.exchange.pair.mailbox import OpenPart, overlapped_parts
-from peer.exchange.pair.protocol import PairProtocol
 from peer.outer.noloco import NoLoCo
 from peer.process import LoopContext
 from peer.replica.inner_loop import InnerReport
@@ -113,11 +111,11 @@ class Mailbox:
         self.over = self.waits > 2
 
 
-class Exchange(PairProtocol):
+class Exchange:
     """Hands out mailboxes; averages with nobody, after the outcomes it is told."""
 
     def __init__(self, *outcomes: Averaged, mailbox: type[Mailbox] = Mailbox) -> None:
-        self._mailbox, self.codec = mailbox, Cast("none")
+        self._mailbox = mailbox
         self.mailboxes: list[Mailbox] = []
         self.groups: list[Group] = []
         self._outcomes = list(outcomes)

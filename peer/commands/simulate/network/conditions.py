@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from peer.config.schema import RunConfig
 from peer.errors import UserError
 from peer.exchange.codec import size
-from peer.exchange.modulo import last_codec
 
 MAX_PEERS = 10_000
 Times = NDArray[np.float64]
@@ -39,7 +38,6 @@ class Conditions:
     max_phases: float = 4.0  # inner phases that a swap may take
     overlap: bool = False  # of noloco's swaps
     coded: float = 1.0  # share of the payload that the codec sends, of noloco and diloco
-    coded_last: float = 1.0  # the same in noloco's swaps after the last inner step
     window: float = 0.5
 
     def check(self) -> None:
@@ -61,7 +59,7 @@ class Conditions:
 
 def conditions(run: RunConfig, numel: int, args: argparse.Namespace) -> Conditions:
     """The conditions that the options and the run's configuration describe. Raises :class:`UserError`."""
-    codec, whole = run.exchange.codec, size("none", numel)
+    whole, coded = size("none", numel), size(run.exchange.codec, numel)
     found = Conditions(
         **{it.name: getattr(args, it.name) for it in fields(Conditions) if it.name in args},
         peers=args.replicas,
@@ -73,8 +71,7 @@ def conditions(run: RunConfig, numel: int, args: argparse.Namespace) -> Conditio
         stall=run.exchange.stall,
         max_phases=run.exchange.max_phases,
         overlap=run.exchange.overlap,
-        coded=size(codec, numel) / whole,
-        coded_last=size(last_codec(codec), numel) / whole,
+        coded=coded / whole,
         window=run.rendezvous.window,
     )
     found.check()

@@ -96,7 +96,7 @@ class _Pairs:
         if np.isnan(self.arrived[partner]):
             self.arrived[peer] = time
             return [(peer, time)] if overlap else []
-        seconds, merged = self._swap(float(min(self.phase_seconds[peer], self.phase_seconds[partner])), self.it.coded)
+        seconds, merged = self._swap(float(min(self.phase_seconds[peer], self.phase_seconds[partner])))
         done = time + seconds
         self.merged += 2 * merged
         self.last_merged[[peer, partner]] = merged
@@ -122,11 +122,9 @@ class _Pairs:
                 return int(other)
         return -1
 
-    def _swap(self, phase_seconds: float, coded: float) -> tuple[float, bool]:
-        """Seconds until it has ended, and whether it has merged. ``phase_seconds``: of the faster peer; ``coded``: the
-        share of the payload that is sent.
-        """
-        it, seconds = self.it, transfer(self.it, self.it.payload * coded)
+    def _swap(self, phase_seconds: float) -> tuple[float, bool]:
+        """Seconds until it has ended, and whether it has merged. ``phase_seconds``: of the faster peer."""
+        it, seconds = self.it, transfer(self.it, self.it.payload * self.it.coded)
         limit = swap_limit(it.stall, it.max_phases, phase_seconds)
         if seconds > limit:
             return limit / CHECKS, False
@@ -155,7 +153,7 @@ class _Pairs:
                 two = order.popleft()
                 patience[one] -= clock[two] - clock[one]
                 shorter = float(min(self.phase_seconds[one], self.phase_seconds[two]))
-                clock[[one, two]] = clock[two] + self._swap(shorter, self.it.coded_last)[0]
+                clock[[one, two]] = clock[two] + self._swap(shorter)[0]
                 swaps[[one, two]] -= 1
         return np.asarray(clock)
 
