@@ -51,19 +51,20 @@ def askable(candidates: Sequence[Candidate], left: float, opens: float) -> Seque
     whose boundaries come near later. (With 0.15 for all, a fifth of the rounds on slow links had no partner; with 0.4
     for all, two peers of one speed met 1.5 times as often as by chance.)
     """
-    return [it for place, it in enumerate(candidates) if left <= meets_from(place, len(candidates), opens)]
+    count = len(candidates)
+    last = [LAST_CALL] * (count - 1) + [MET_LAST if count > 1 else LAST_CALL]
+    return [it for place, it in enumerate(candidates) if left <= max(opens * (1 - place / count), last[place])]
 
 
-def meets_from(place: int, count: int, opens: float) -> float:
-    """The share of the inner phase that is left when the candidate at this ``place`` of ``count`` may be met.
+def accepts_from(place: int, count: int) -> float:
+    """The share of the inner phase that is left when a proposal of the candidate at this ``place`` of ``count`` is
+    accepted: as if this peer had begun to ask at the earliest time, but with ``LAST_CALL`` for all.
 
-    A peer accepts a proposal by the same rule, as if it had begun to ask at the earliest time: one that proposed to
-    everybody at once after each boundary was everybody's only partner (452 of 452 swaps). Now it has 0.55 of the swaps
-    of 4 peers, 0.33 of 8 and 0.22 of 24. (If only ``MET_LAST`` counted for the later half, 0.28 of 8 and 0.15 of 24;
-    but of 24 honest peers with two speeds 0.938 of the rounds were merged, and not 0.952.)
+    One that proposed to everybody at once after each boundary was everybody's only partner (452 of 452 swaps); it has
+    0.47 of the swaps of 4 peers now, 0.33 of 8 and 0.21 of 24.
+    (``MET_LAST`` for the one met last cost four honest peers on lines with latency a twelfth of their merges.)
     """
-    last = MET_LAST if place == count - 1 > 0 else LAST_CALL
-    return max(opens * (1 - place / count), last)
+    return max(OPENS[1] * (1 - place / count), LAST_CALL)
 
 
 def last_swaps(members: int, merged: bool) -> int:
