@@ -32,6 +32,7 @@ from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 from peer.telemetry.http_server import HttpAnswer, HttpServer, cannot_listen, series_answer
 from peer.telemetry.run_log import nulled
 
+OF_RUNS = ("/targets", "/swarm.json")  # no answer while the directory cannot be read
 HEALTH_TIMEOUT = 3.0
 
 
@@ -109,6 +110,8 @@ class Monitor:
         self._server.stop()
 
     def _answer(self, path: str) -> HttpAnswer:
+        if path in OF_RUNS and (failure := self._watch.failure):  # at once, and not within a shared answer
+            return json_answer(503, {"error": failure})  # Prometheus keeps what it had; an empty list would forget all
         if path in self._routes:
             return self._routes[path]()
         file = page.answer(path)
@@ -123,9 +126,7 @@ class Monitor:
         return json_answer(200, {"status": "ok", "peer_id": self._node.peer_id, "connected_peers": peers})
 
     def _of_runs(self, view: Callable[[dict[str, RunHistory]], object]) -> HttpAnswer:
-        """This ``view`` of them, while the directory can be read."""
-        if failure := self._watch.failure:  # Prometheus keeps what it had; with an empty list it would forget all
-            return json_answer(503, {"error": failure})
+        """This ``view`` of them."""
         with self._watch.lock:
             body = view(self._watch.runs)
         return json_answer(200, body)

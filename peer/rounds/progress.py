@@ -1,7 +1,7 @@
 """The inner phase: how long it is, when it ends, and how much later others still wait for it.
 
-``phase_steps`` is its length in steps, ``phase_seconds`` its length in time, ``phase_number`` its number: words of
-peer/README.md. The inner loop writes :class:`Progress` once a step (two float stores); matchmaking reads it.
+``phase_steps`` is its length in steps, ``phase_seconds`` its length in time, ``phase_number`` its number. The inner
+loop writes :class:`Progress` once a step (two float stores); matchmaking reads it.
 """
 
 from __future__ import annotations

@@ -256,6 +256,6 @@ class Proposals:
         if not near(eta, proposal.eta, phase_seconds, proposal.phase, self._settings.window):
             return Decline(reason="boundaries too far apart")
         others = [it for it in self._candidates() if it.peer_id != remote]
-        if eta > phase_seconds * accepts_from(self._order.before(remote, others), len(others) + 1):
+        if others and eta > phase_seconds * accepts_from(self._order.before(remote, others), len(others) + 1):
             return Decline(reason="meets others first")
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -105,6 +106,19 @@ def test_few_are_served_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
         silent = [stack.enter_context(site.connect()) for _ in range(3)]
         assert silent[0].recv(1) == b""  # the oldest, long before its ten seconds are over
         assert site.json("/swarm.json")["runs"] == []
+
+
+@pytest.mark.parametrize("path", ["/swarm.json", "/targets"])
+def test_nobody_gets_the_last_answer_once_the_directory_cannot_be_read(
+    site: Site, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(monitoring, "READ_PERIOD", math.inf)
+    before = site.get(path)
+    monkeypatch.setattr(Watch, "failure", "no answer for 30 s")
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        site.get(path)
+    monkeypatch.setattr(Watch, "failure", "")
+    assert site.get(path) == before
 
 
 def test_what_many_ask_for_is_made_once_between_two_readings(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

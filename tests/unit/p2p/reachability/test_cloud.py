@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -19,9 +20,12 @@ VAST = {"PUBLIC_IPADDR": "198.51.100.4", "VAST_TCP_PORT_22": "41233", "VAST_TCP_
 Put = Callable[[Mapping[str, str]], None]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def put(monkeypatch: pytest.MonkeyPatch) -> Put:
-    """Puts variables into the environment."""
+    """Puts variables into the environment, which has none of a cloud."""
+    for name in os.environ:
+        if name.startswith(("RUNPOD_", "VAST_", "PUBLIC_IPADDR")):
+            monkeypatch.delenv(name)
 
     def set_all(variables: Mapping[str, str]) -> None:
         for name, value in variables.items():
