@@ -24,8 +24,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         yield new
         sync(new)
         new.replace(path)
-        with suppress(OSError):  # a folder that only its owner may list, or a file system without it
-            sync(path.parent)
+        sync_entries(path.parent)
     finally:
         with suppress(OSError):  # it has moved, or an error of the disk is already on its way
             new.unlink()
@@ -46,8 +45,14 @@ def write_whole(path: Path, text: str, what: str = "", mode: int = 0o644, like: 
         raise of_disk(f"{what}{path}", error) from None
 
 
+def sync_entries(folder: Path) -> None:
+    """As :func:`sync`, of a folder, where its file system can do that and this user may list it."""
+    with suppress(OSError):
+        sync(folder)
+
+
 def sync(path: Path) -> None:
-    """Wait until a file or a folder's entries are on the disk."""
+    """Wait until a file is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from peer.config.files import sync
+from peer.config.files import sync, sync_entries
 from peer.errors import RunError, UserError, of_disk
 from peer.logs import get_logger
 
@@ -130,14 +130,14 @@ class Checkpoints:
                 sync(path)
             whole = {**written.state, "step": written.step, "digests": digests}
             _write(temporary / STATE, json.dumps({"digest": _seal(whole), "state": whole}, indent=1))
-            sync(temporary)
+            sync_entries(temporary)
             if final.exists():  # not removed before the rename: a kill must not lose the only one
                 final.rename(self.folder / f"{TEMPORARY}{final.name}{BEFORE}")
             temporary.rename(final)
             pointer = self.folder / f"{TEMPORARY}{LATEST}"
             _write(pointer, final.name + "\n")
             pointer.rename(self.folder / LATEST)
-            sync(self.folder)
+            sync_entries(self.folder)
         except OSError as error:
             self._give_up(written.step, error)
             return False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -44,6 +46,22 @@ def test_the_newest_are_kept_and_pointed_at(tmp_path: Path) -> None:
     assert [path.name for path in checkpoints.all()] == ["step_00000003", "step_00000010"]
     assert (tmp_path / "latest").read_text().strip() == "step_00000010"
     assert list(tmp_path.glob(".tmp-*")) == []
+
+
+def test_a_file_system_that_cannot_sync_folders_has_checkpoints_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of networks and of FUSE; nothing was ever saved there."""
+    sync = os.fsync
+
+    def files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    newest = saved(tmp_path, 1, 2).newest()
+    assert newest is not None and newest.state["words"] == [2]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "outer.safetensors", "state.json"])
