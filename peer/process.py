@@ -94,7 +94,7 @@ def begin_command() -> None:
 
 
 def cores() -> int:
-    """Those that this process may use, which in a container or a job may be few of the machine's."""
+    """Those that this process may run on: in a job or a cpuset few of the machine's. A quota of time is not seen."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
