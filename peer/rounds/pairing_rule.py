@@ -56,17 +56,6 @@ def askable(candidates: Sequence[Candidate], left: float, opens: float) -> Seque
     return [it for place, it in enumerate(candidates) if left <= max(opens * (1 - place / count), last[place])]
 
 
-def accepts_from(place: int, count: int) -> float:
-    """The share of the inner phase that is left when a proposal of the candidate at this ``place`` of ``count`` is
-    accepted: as if this peer had begun to ask at the earliest time, but with ``LAST_CALL`` for all.
-
-    One that proposed to everybody at once after each boundary was everybody's only partner (452 of 452 swaps); it has
-    0.47 of the swaps of 4 peers now, 0.33 of 8 and 0.21 of 24.
-    (``MET_LAST`` for the one met last cost four honest peers on lines with latency a twelfth of their merges.)
-    """
-    return max(OPENS[1] * (1 - place / count), LAST_CALL)
-
-
 def last_swaps(members: int, merged: bool) -> int:
     """Plain means of a peer after its last inner step: each halves the replicas' mean square distance from their mean.
 

@@ -39,20 +39,13 @@ class CandidateOrder:
         """
         since = clock.monotonic() - LIFETIME
         self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}
-        return in_order(members, lambda it: self._place(it.peer_id, tried=True))
+        new_last = self._agreement.round < self._new_last_until
 
-    def before(self, peer_id: str, others: Sequence[MemberRecord]) -> int:
-        """How many of ``others`` come before it. Of those that were met, only meetings count: a peer that proposes
-        first leaves others to be asked in vain.
-        """
-        place = self._place(peer_id)
-        return sum(self._place(it.peer_id) < place for it in others)
+        def order(it: MemberRecord) -> tuple[bool, bool, int]:
+            met, tried = self.met_in(it.peer_id), self._tried.get(it.peer_id, NEVER)
+            return it.peer_id in self._silent, new_last and met == NEVER, max(met, tried)
 
-    def _place(self, peer_id: str, *, tried: bool = False) -> tuple[bool, bool, int]:
-        """Is it silent, does it come last as a new one, and the round in which it was met, or also ``tried``."""
-        met, asked = self.met_in(peer_id), self._tried.get(peer_id, NEVER)
-        new_last = met == NEVER and self._agreement.round < self._new_last_until
-        return peer_id in self._silent, new_last, max(met, asked) if tried or met == NEVER else met
+        return in_order(members, order)
 
     def met_in(self, peer_id: str) -> int:
         """The round in which it was met last."""

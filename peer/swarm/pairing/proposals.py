@@ -16,16 +16,7 @@ from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.stream import MESSAGE_TIMEOUT, BadMessage, Refused, Stream, StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
-from peer.rounds.pairing_rule import (
-    AT_BOUNDARY,
-    LAST_CALL,
-    OPENS,
-    PROPOSAL_PAUSE,
-    accepts_from,
-    askable,
-    ends_soon,
-    near,
-)
+from peer.rounds.pairing_rule import AT_BOUNDARY, LAST_CALL, OPENS, PROPOSAL_PAUSE, askable, ends_soon, near
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 from peer.swarm.healing import Origin, Position
@@ -255,7 +246,4 @@ class Proposals:
             return Decline(reason="has an open proposal")
         if not near(eta, proposal.eta, phase_seconds, proposal.phase, self._settings.window):
             return Decline(reason="boundaries too far apart")
-        others = [it for it in self._candidates() if it.peer_id != remote]
-        if others and eta > phase_seconds * accepts_from(self._order.before(remote, others), len(others) + 1):
-            return Decline(reason="meets others first")
         return None
