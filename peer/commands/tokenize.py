@@ -44,9 +44,8 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
     targets: set[Path] = set()
     for path in found:
         stem = Path(path.name.removesuffix(".gz")).stem.encode(errors="replace").decode()  # pyarrow wants UTF-8
-        target = (
-            out / f"{stem}-{crc32(str(path).encode(errors='surrogateescape')):08x}.parquet"
-        )  # two folders may have files of the same name
+        mark = crc32(str(path).encode(errors="surrogateescape"))  # two folders may have files of the same name
+        target = out / f"{stem}-{mark:08x}.parquet"
         targets.add(target)
         made_of = {"file": str(path), "bytes": size(path), "changed": path.stat().st_mtime_ns, "column": column}
         made_of |= {"vocabulary": tokenizer.known, "end": tokenizer.end}
