@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import deque
 from collections.abc import Sequence
 
 from peer import clock
@@ -16,6 +18,7 @@ from peer.swarm.pairing.agreement import Agreement
 NEW_LAST_ROUNDS, NEW_LAST_DOUBLINGS = 4, 4
 MANY_DECLINE = 6  # members never met, in one round; a few do because they have a meeting
 KEPT_TRIED = 1000  # members
+OFTEN_ROUNDS = 2  # times the members that can be met: so many of the last rounds say how often one was met
 
 
 class CandidateOrder:
@@ -24,6 +27,7 @@ class CandidateOrder:
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
         self._met: dict[str, int] = {}  # the round in which a partner was met last
+        self._partners = deque[str](maxlen=OFTEN_ROUNDS * KEPT_TRIED)  # the last ones
         self._tried = Newest[int](KEPT_TRIED)  # the round, before this one, in which a member was asked last
         self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
         self._silent: dict[str, float] = {}  # time at which a peer has not answered
@@ -64,6 +68,14 @@ class CandidateOrder:
         """It was met at this boundary: from now on others come first."""
         self._in_vain = self._in_vain if peer_id in self._met else 0
         self._met[peer_id] = self._agreement.round
+        self._partners.append(peer_id)
+
+    def met_often(self, peer_id: str, others: int) -> bool:
+        """Was it met more than twice as often of late as its turn was, where ``others`` could be met too? It may
+        propose to all before anybody else does, and be everybody's partner.
+        """
+        recent = itertools.islice(reversed(self._partners), OFTEN_ROUNDS * (others + 1))
+        return sum(it == peer_id for it in recent) > 2 * OFTEN_ROUNDS
 
     def answers(self, peer_id: str) -> None:
         """It is not silent any more."""

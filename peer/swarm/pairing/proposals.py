@@ -246,4 +246,7 @@ class Proposals:
             return Decline(reason="has an open proposal")
         if not near(eta, proposal.eta, phase_seconds, proposal.phase, self._settings.window):
             return Decline(reason="boundaries too far apart")
+        others = sum(it.peer_id != remote and self._may_be_met(it) for it in self._context.candidates())
+        if eta > LAST_CALL * phase_seconds and self._order.met_often(remote, others):
+            return Decline(reason="meets others first")
         return None

@@ -234,6 +234,19 @@ def test_a_member_whose_swaps_all_time_out_is_left_out(turns: float, seconds: fl
         assert found["merged"] > 0.7  # 0.31 then, 0.8 now; 0.45 and 0.79 of one that turns
 
 
+@pytest.mark.parametrize(("count", "most"), [(4, 0.8), (8, 0.5)])
+def test_a_member_that_proposes_first_is_not_everybodys_only_partner(count: int, most: float) -> None:
+    """It proposed to all at once after each boundary, met them all, and sent back what it got: no two others met."""
+    first = replace(machine(0.2, latency=0.005), lie=lies.FIRST)
+    members = [machine(0.2, latency=0.005)] * (count - 1)
+    with in_a_folder(replace(swarm(*members, first, seconds=160.0), kind="blocking")) as world:
+        world.run()
+        rows = [row for peer in world.peers[:-1] for row in world.rounds(peer)[8:-1]]
+        partners = [row["partner"] for row in rows if row["outcome"] == "merged"]
+    assert len(partners) > 0.9 * len(rows) > 100
+    assert partners.count(world.peers[-1].name) < most * len(partners)  # all of them then, 0.72 and 0.38 now
+
+
 def test_who_never_came_costs_each_member_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was left out for one inner phase, then for two: in a minute of the siege it cost each member five rounds."""
     missed: list[str] = []

@@ -17,15 +17,18 @@ from peer.exchange.group.protocol import Decision
 from peer.exchange.group.streams import GroupStreams
 from peer.exchange.group.verdict import nobody
 from peer.exchange.group.wire import MemberReport
+from peer.exchange.pair.wire import Acknowledgement, Header
 from peer.p2p.deadline import together
-from peer.p2p.stream import StreamLost
-from peer.rounds.contribution import Contribution
+from peer.p2p.payload import fp32_parts, receive_fp32, send_parts
+from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.rounds.contribution import Contribution, Vector, host_vector
 from peer.rounds.state import State
 from peer.rounds.types import Assembly, Group, Outcome, Seat
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.grouping.leader import _tell
 from peer.swarm.grouping.messages import OutOfDate
-from peer.swarm.pairing.agreement import Agreement, Meeting
+from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, Agreement, Meeting, PartnerReady, Propose
+from peer.swarm.pairing.proposals import MEET_PROTOCOL
 from peer.training.outer_state import OuterState
 from peer.training.trainer import Trainer
 from tests.swarm.support.attacks import Attack, Hostile, Unguarded
@@ -33,6 +36,7 @@ from tests.swarm.support.attacks import Attack, Hostile, Unguarded
 ACCUSING = ("false report", "false verdict")  # of a member that says that another one failed; of a leader
 NO_ROSTER = "no roster"  # of a member of a group that says that it leads, and lets all wait for others
 OUT_OF_DATE = "out of date"  # of one that leads a group, and sends all others to a donor that does not exist
+FIRST = "first"  # of one that proposes to all others at once, and sends back what each sends
 FOREVER, PATIENT = 1e6, 100  # seconds
 HONEST_ROUNDS = 10
 BOAST, ROOT = 1_000_000, "f" * 16  # rounds and steps that nobody has, of a swarm of its own
@@ -72,10 +76,61 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
         _never_form(boundary.presence.matchmaking)
     if lie == OUT_OF_DATE:
         _send_away(boundary.presence.matchmaking._leader, boundary.counters)
+    _in_pairing(lie, boundary.presence)
+
+
+def _in_pairing(lie: str, presence: Any) -> None:
+    matchmaking = presence.matchmaking
     if lie == "no-show":
-        boundary.presence.matchmaking._partner_of = partial(_absent, boundary.presence.matchmaking._agreement)
+        matchmaking._partner_of = partial(_absent, matchmaking._agreement)
+    if lie == FIRST:
+        _meet_all(presence)
     if lie == "calls off":
-        boundary.presence.matchmaking._partner_of = partial(_calls_off, boundary.presence.matchmaking)
+        matchmaking._partner_of = partial(_calls_off, matchmaking)
+
+
+def _meet_all(presence: Any) -> None:
+    node, meeting = presence._node, set[str]()
+
+    async def meet(record: MemberRecord) -> None:
+        proposal = Propose(name=node.member.name, round=record.round, eta=1.0, phase=FOREVER, root=presence.origin.root)
+        with contextlib.suppress(StreamLost, BadMessage, TimeoutError):
+            stream = await node.open_to_member(record.peer_id, MEET_PROTOCOL, record.addresses)
+            try:
+                await stream.send(proposal, PATIENT)
+                if isinstance(await stream.receive(PROPOSAL_ANSWER, PATIENT), Accept):
+                    await _send_back(stream)
+            finally:
+                stream.close()
+        await asyncio.sleep(0.02)
+        meeting.discard(record.peer_id)
+
+    async def meet_all() -> None:
+        while True:
+            for record in presence._context.others():
+                if record.peer_id not in meeting:
+                    meeting.add(record.peer_id)
+                    node.background(meet(record))
+            await asyncio.sleep(0.02)
+
+    presence.matchmaking._proposals._propose = _nobody
+    node.spawn(meet_all())
+
+
+async def _nobody(record: MemberRecord) -> None:
+    await asyncio.sleep(0.05)
+
+
+async def _send_back(stream: Stream) -> None:
+    await stream.send(PartnerReady(), PATIENT)
+    await stream.receive(PartnerReady, PATIENT)
+    header = await stream.receive(Header, PATIENT)
+    await stream.send(header, PATIENT)
+    room = host_vector(header.payload_bytes // 4)
+    await receive_fp32(stream, room, PATIENT)
+    await send_parts(stream, fp32_parts(Vector(room)), PATIENT)
+    await stream.send(Acknowledgement(verdict=Outcome.MERGED), PATIENT)
+    await stream.receive(Acknowledgement, PATIENT)
 
 
 def _never_form(matchmaking: Any) -> None:
