@@ -180,11 +180,14 @@ def confirmation() -> list[Case]:
 
 
 def group_codecs() -> list[Case]:
-    """DiLoCo with few bits, at a quarter of the tokens: 5.4 a parameter. Of 2 bits a second seed."""
+    """DiLoCo with few bits, at a quarter of the tokens: 5.4 a parameter. Of 2 bits a second seed, and the comparison's
+    length.
+    """
     quarter = Case("", "diloco", outer=DILOCO, steps=325)
     codecs: tuple[CodecName, ...] = ("none", "int8", "int4", "int2")
     first = [replace(quarter, label=f"diloco_h{h}_{it}", h=h, codec=it) for h in (50, 12) for it in codecs]
-    return first + [replace(it, seed=1) for it in first if it.codec in ("none", "int2")]
+    long = [Case("diloco_h50_int2_long", "diloco", outer=DILOCO, codec="int2", seed=seed) for seed in (0, 1)]
+    return first + [replace(it, seed=1) for it in first if it.codec in ("none", "int2")] + long
 
 
 def decoupled() -> list[Case]:
@@ -198,6 +201,12 @@ def decoupled() -> list[Case]:
     ]
 
 
+def limit() -> list[Case]:
+    """Data parallel with Muon, which the frontier is held against; of the best rate two seeds."""
+    muon = Case("ddp_muon", "ddp", lr=24e-3, optimizer="muon")
+    return [replace(muon, lr=lr) for lr in (12e-3, 24e-3, 48e-3)] + [replace(muon, seed=1)]
+
+
 STAGES: dict[str, Callable[[], list[Case]]] = {
     "lr": lr_sweep,
     "outer": outer_sweep,
@@ -206,5 +215,6 @@ STAGES: dict[str, Callable[[], list[Case]]] = {
     "optimizers": optimizers,
     "group_codecs": group_codecs,
     "decoupled": decoupled,
+    "limit": limit,
     "confirm": confirmation,
 }
