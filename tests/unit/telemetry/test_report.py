@@ -248,6 +248,7 @@ def test_each_border_of_a_pause_is_one_moment_to_the_thread_that_reads(tmp_path:
 
     reporter.round(round_report(1))
     clock.sleep(10.0)
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for one that wants instructions when the trace begins
     sys.settrace(look)
     try:
         with pause.rest():

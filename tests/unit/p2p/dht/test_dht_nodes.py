@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -140,5 +141,6 @@ async def test_a_node_whose_answers_are_too_long_is_silent(new_peer: Callable[[s
     known = newcomer.dht.protocol.routing_table.peer_id_to_uid
     assert liar.peer_id in known
     seen = [await newcomer.read() for _ in range(5)]
+    await asyncio.sleep(0)  # a task of hivemind's takes it out; from Python 3.12 on no read has let it run
     assert liar.peer_id in newcomer.dht.blacklist and liar.peer_id not in known
     assert seen == [{member.subkey}] * 5 and len(asked) == 1
