@@ -8,6 +8,7 @@ within an import.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from peer.rounds.progress import Progress
 
 log = get_logger("signals")
 
+CONTAINER = "/sys/fs/cgroup"  # what its control group may use
 IMPORT_LOOK = 0.05  # seconds between two looks whether an import has ended
 REAP_SECONDS = 5.0  # for a child that was killed
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -94,8 +96,19 @@ def begin_command() -> None:
 
 
 def cores() -> int:
-    """Those that this process may run on: in a job or a cpuset few of the machine's. A quota of time is not seen."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Those that this process can use: in a job or a cpuset few of the machine's, with a quota of time its worth."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(found, _quota() or found)
+
+
+def _quota() -> int | None:
+    """The cores whose time a container may take, rounded up (docker's ``--cpus``): of cgroups version 2, then 1."""
+    for names in ("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"):
+        with suppress(OSError, ValueError):  # the other version; "max", which is none
+            quota, period = map(int, " ".join(Path(CONTAINER, it).read_text(encoding="ascii") for it in names).split())
+            if quota > 0 and period > 0:
+                return math.ceil(quota / period)
+    return None
 
 
 def keep_freed_memory() -> None:

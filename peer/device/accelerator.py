@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 
 from peer.errors import UserError
+from peer.process import cores
 
 # What to do about an accelerator that is wanted and missing
 _REMEDIES = {
@@ -37,6 +38,11 @@ def pick_device(wish: str) -> torch.device:
         other = "" if here == "cpu" else f"; peer.device: {here} is"
         raise UserError(f"peer.device: {wish} is not available here{other}; {_REMEDIES[wish]}, or use auto")
     return torch.device(here if wish == "auto" else wish)
+
+
+def cpu_threads(wish: int | None) -> int:
+    """For ``peer.threads``. torch's own choice sees no quota, and its threads would stand most of the time."""
+    return wish or min(torch.get_num_threads(), cores())
 
 
 def module_of(device: torch.device) -> Any:

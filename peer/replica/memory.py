@@ -27,6 +27,7 @@ from peer.device.copies import has_streams
 from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes, device_memory, shares_host_memory
 from peer.outer.method import vector_names
 from peer.outer.noloco import most_coming
+from peer.process import CONTAINER
 from peer.replica import model
 from peer.replica.inner_loop import batch_loss
 from peer.replica.offload import under_way_bytes
@@ -35,7 +36,6 @@ from peer.replica.sharded.channel import WINDOW_ELEMENTS
 from peer.replica.sharded.replica import blocks_of
 from peer.rounds.contribution import PART, most_open, parts
 
-CONTAINER = "/sys/fs/cgroup"
 TIGHT_SHARE = 0.87  # of what is free: an estimate is within 15%
 GPU_MEMORY = "GPU memory"
 

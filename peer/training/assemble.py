@@ -15,7 +15,7 @@ from peer import logs
 from peer.config.schema import Config
 from peer.data.open import corpus_of, read_ahead, validation
 from peer.data.prefetch import await_next, begin_reading
-from peer.device.accelerator import pick_device
+from peer.device.accelerator import cpu_threads, pick_device
 from peer.errors import UserError
 from peer.hub.beside import PUSH_FOLDER, Pusher
 from peer.logs import fields
@@ -71,8 +71,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
             resources = replace(resources, run=run)
             pretrained_tokenizer.warn(run)
             text = corpus_of(run)
-            if own.threads:
-                torch.set_num_threads(own.threads)
+            torch.set_num_threads(cpu_threads(own.threads))
             stream = identity.stream_of(resources.peer_id) if own.stream is None else own.stream
             device, context = resources.device, resources.context
             state = replica.replica(config, text.train, stream=stream, device=device, context=context, ranks=ranks)

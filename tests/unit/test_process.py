@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from peer import process
+
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
@@ -41,6 +43,31 @@ def test_parts_of_a_swap_take_the_memory_of_earlier_ones() -> None:
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 50
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "1000 100000\n"}, 1),
+        ({"cpu.max": "1600000 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+    ],
+    ids=["no cgroup", "no quota", "one and a half", "a hundredth", "more than there are", "v1, no quota", "v1"],
+)
+def test_a_container_has_the_cores_of_its_quota(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With docker's ``--cpus`` all of the machine's were counted, and as many threads stood still most of the time."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(process, "CONTAINER", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert process.cores() == expected
 
 
 IMPORTED = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhole = True\n"

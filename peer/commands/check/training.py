@@ -6,11 +6,9 @@ import os
 import shutil
 from collections.abc import Iterator
 
-import torch
-
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.schema import Config
-from peer.device.accelerator import choosing_another, device_count, pick_device, wants_bf16
+from peer.device.accelerator import choosing_another, cpu_threads, device_count, pick_device, wants_bf16
 from peer.device.copies import has_streams
 from peer.device.memory import device_memory, shares_host_memory
 from peer.errors import RunError, UserError
@@ -54,8 +52,7 @@ def device(config: Config, ranks: int) -> Iterator[Finding]:
                 advice += "; it needs a C compiler, and none is installed here"
             yield warn("compile", "torch.compile is off", advice)
         return
-    threads = own.threads or torch.get_num_threads()
-    text = f"CPU with {threads} threads"
+    text = f"CPU with {cpu_threads(own.threads)} threads"
     if own.device == "auto":
         advice = "if this machine has a GPU, look at its driver (nvidia-smi, rocm-smi) and the torch build"
         yield warn("device", f"torch finds no GPU; {text}", advice)

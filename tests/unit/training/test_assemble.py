@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import MagicMock, Mock, patch
 
 import pytest
+import torch
 from torch import Tensor
 
-from peer import clock
+from peer import clock, process
+from peer.commands.check import training as check
 from peer.config.schema import CheckpointConfig, Config, MetricsConfig, PeerConfig, PushConfig, RunConfig
 from peer.data.batches import TokenStream
 from peer.data.prefetch import Prefetched
@@ -129,6 +132,31 @@ def test_what_a_peer_loads_before_it_has_joined_is_time_of_the_phase_join(
     with assemble.assembled(Config(run=RunConfig(dir=tmp_path), peer=own), Mock(stop=Stop())):
         note("trainer")
     assert seen == {"network": 1, "files": 1, "data": 1, "model": 1, "member": 1, "trainer": 0}
+
+
+@pytest.mark.parametrize(("wish", "expected"), [(None, 2), (4, 4)], ids=["torch's choice", "peer.threads"])
+def test_torch_computes_with_the_threads_that_a_container_has_cores_for(
+    wish: int | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took one for each core of the machine, which the quota then stopped for most of the time."""
+    monkeypatch.setattr(assemble.logs, "setup", lambda peer, logfile: None)
+    for name in ("member_node", "connect", "corpus_of"):
+        monkeypatch.setattr(assemble, name, Mock())
+    monkeypatch.setattr(assemble.replica, "replica", Mock(side_effect=UserError("no replica")))
+    monkeypatch.setattr(process, "CONTAINER", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    (tmp_path / "cpu.max").write_text("200000 100000\n")
+    own = PeerConfig(name="a", threads=wish, metrics=MetricsConfig(port=0))
+    config, usual = Config(run=RunConfig(dir=tmp_path), peer=own), torch.get_num_threads()
+    torch.set_num_threads(3)  # the choice of a machine with more cores
+    try:
+        (finding,) = check.device(config, 1)
+        with pytest.raises(UserError, match="no replica"), assemble.assembled(config, Mock(stop=Stop())):
+            pass
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(usual)
+    assert f"CPU with {expected} threads" in finding.text
 
 
 class Far(TokenStream):
