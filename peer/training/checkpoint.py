@@ -76,11 +76,13 @@ class Checkpoints:
         self.folder, self._keep = folder, keep
 
     def require_space(self, bytes_each: int, beside: int = 0) -> None:
-        """Raise :class:`RunError` if :func:`disk_room` is less than the kept checkpoints, one more and ``beside``
-        bytes: a service tries again, and there may be room then. :class:`UserError` if the whole disk is too small.
+        """The peer begins. Raise :class:`RunError` if :func:`disk_room` is less than the kept checkpoints, one more and
+        ``beside`` bytes: a service tries again, and there may be room then. :class:`UserError` if the whole disk is too
+        small.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._put_back()
             found = disk_room(self.folder, bytes_each * self._keep)
         except OSError as error:
             raise of_disk(f"{self.folder}: cannot write checkpoints", error) from None
@@ -159,12 +161,15 @@ class Checkpoints:
         """Folders of the checkpoints, oldest first. Steps after ``latest`` count as the oldest: the peer replaced them
         by the weights of a member in an earlier round, or a kill interrupted the save.
         """
-        found = sorted(path for path in self.folder.glob("step_*") if path.is_dir())
+        return self._in_order(self.folder.glob("step_*"))
+
+    def _in_order(self, folders: Iterable[Path]) -> list[Path]:
+        found = sorted((path for path in folders if path.is_dir()), key=lambda path: (_final_name(path), path.name))
         try:
             latest = (self.folder / LATEST).read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
             return found
-        return sorted(found, key=lambda path: path.name <= latest)
+        return sorted(found, key=lambda path: _final_name(path) <= latest)
 
     def newest(
         self,
@@ -174,10 +179,10 @@ class Checkpoints:
     ) -> Saved | None:
         """The newest undamaged checkpoint. ``usable`` returns why it cannot be used, which raises :class:`UserError`.
 
-        ``parts``: as in :func:`load`. ``held``: as in :func:`keep_open`, for a reader beside the peer.
+        ``parts``: as in :func:`load`. ``held``: as in :func:`keep_open`, for a reader beside the peer. It writes
+        nothing: one that a save replaces at this moment, or that a kill has left so, is read where it is.
         """
-        self._put_back()
-        for path in reversed(self.all()):
+        for path in reversed(self._in_order((*self._replaced(), *self.folder.glob("step_*")))):
             try:
                 saved = load(path, parts, {} if held is None else keep_open(path, held))
             except (OSError, ValueError, KeyError) as error:
@@ -190,10 +195,13 @@ class Checkpoints:
 
     def _put_back(self) -> None:
         """Restore a checkpoint if a kill interrupted its replacement."""
-        for moved in self.folder.glob(f"{TEMPORARY}step_*{BEFORE}"):
-            final = self.folder / moved.name.removeprefix(TEMPORARY).removesuffix(BEFORE)
+        for moved in self._replaced():
+            final = self.folder / _final_name(moved)
             if not final.exists():
                 moved.rename(final)
+
+    def _replaced(self) -> Iterable[Path]:
+        return self.folder.glob(f"{TEMPORARY}step_*{BEFORE}")
 
 
 def how_to_go_on(folder: Path, *, saved: bool) -> str:
@@ -212,6 +220,10 @@ def disk_room(folder: Path, replaced: int) -> int:
     half_written = sum(_size(path) for path in folder.glob(f"{TEMPORARY}step_*"))  # removed before the next save
     old = sum(_size(path) for path in folder.glob("step_*"))
     return shutil.disk_usage(there).free + half_written + min(old, replaced)
+
+
+def _final_name(path: Path) -> str:
+    return path.name.removeprefix(TEMPORARY).removesuffix(BEFORE)
 
 
 def _size(folder: Path) -> int:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -89,6 +90,24 @@ def test_a_save_that_was_killed_leaves_nothing_that_counts(tmp_path: Path) -> No
     assert checkpoints.newest() is not None
     assert save_checkpoint(checkpoints, 2, {}, TENSORS.items())
     assert checkpoints.newest().state["step"] == 2  # type: ignore[union-attr]
+
+
+def test_a_reader_beside_the_peer_finds_one_that_is_being_replaced_and_moves_nothing(tmp_path: Path) -> None:
+    """It moved it back: the peer's save of the same step failed, and on a read-only disk the reader did."""
+    checkpoints = saved(tmp_path, 1, 2)
+    written = checkpoints.write(2, {"words": "new"}, TENSORS.items())
+    rename, between = Path.rename, []
+
+    def and_read(path: Path, target: Path) -> Path:
+        moved = rename(path, target)
+        between.append(Checkpoints(tmp_path, keep=1).newest())
+        return moved
+
+    with patch.object(Path, "rename", and_read):
+        assert checkpoints.publish(written)
+    assert [it.state["words"] for it in between if it] == [[2], "new", "new"]
+    assert checkpoints.newest().state["words"] == "new"  # type: ignore[union-attr]
+    assert [path.name for path in checkpoints.all()] == ["step_00000001", "step_00000002"]
 
 
 def test_what_a_kill_left_half_written_does_not_fill_the_disk(tmp_path: Path) -> None:
