@@ -202,7 +202,7 @@ def decoupled() -> list[Case]:
 
 
 def limit() -> list[Case]:
-    """Data parallel with Muon, which the frontier is held against; of the best rate two seeds."""
+    """Data parallel with Muon, which the frontier is held against; of the frontier's rate two seeds."""
     muon = Case("ddp_muon", "ddp", lr=24e-3, optimizer="muon")
     return [replace(muon, lr=lr) for lr in (12e-3, 24e-3, 48e-3)] + [replace(muon, seed=1)]
 
